@@ -1,7 +1,6 @@
 """Defines the commands about a machine: `harness doctor` and `peak`.
 
-`doctor` asks whether trials can run, `selftest` whether their measurements can be believed, and
-`peak` what the hardware can do at most.
+`doctor` asks whether trials can run, and `peak` what the hardware can do at most.
 """
 
 import shlex
@@ -16,7 +15,6 @@ from harness.cli.arguments import (
     ResultsOption,
     examples,
     load_local_profile,
-    print_message,
     print_next,
 )
 from harness.core.text import parse_duration
@@ -102,21 +100,15 @@ def peak(
     results folder. `harness show` then gives MFU relative to it.
     """
     from harness.core.paths import Results
-    from harness.interface.machine import measure_peaks
+    from harness.launch.probe import measure_peaks
     from harness.records.store import latest_sweep_name
     from harness.render.console import spinner
     from harness.render.peak import show_peaks
 
     profile = load_local_profile(cluster)
     results_folder = Results(results)
-    with spinner() as on_progress:
-        machine, path = measure_peaks(
-            results_folder,
-            profile,
-            ranks=ranks,
-            on_message=print_message,
-            on_progress=on_progress,
-        )
+    with spinner():
+        machine, path = measure_peaks(results_folder, profile, ranks)
     show_peaks(machine)
     print(f"record: {path}")
     purpose = "compares its cells with these peaks"

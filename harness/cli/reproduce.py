@@ -25,9 +25,11 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.core.errors import BadInput
+from harness.core.text import counted
 
 if TYPE_CHECKING:
     from harness.core.paths import Results
+    from harness.reproduce.tracing import TracedTrial
     from harness.spec.cluster import Profile
     from harness.spec.sweep import Sweep
 
@@ -117,17 +119,47 @@ def _diff_cells(
     as_json: bool,
 ) -> bool:
     """Run two cells of a sweep, show where they diverge, and return whether they are the same."""
-    from harness.interface.reproducing import choose_trials, diff_trials
     from harness.render.console import spinner
     from harness.render.divergence import show_diff
+    from harness.reproduce.tracing import diff_trials
 
     loaded, profile = planned
     check_launcher(cluster, profile, "torchrun")
-    traced_a, traced_b = choose_trials(loaded, *names, seed)
-    with spinner() as on_progress:
-        diff = diff_trials(traced_a, traced_b, profile, loaded.timeout, on_progress=on_progress)
+    traced_a, traced_b = _choose_trials(loaded, *names, seed)
+    with spinner():
+        diff = diff_trials(traced_a, traced_b, profile, loaded.timeout)
     show_diff(traced_a.trial, traced_b.trial, diff, as_json=as_json)
     return diff.is_same
+
+
+def _choose_trials(
+    sweep: "Sweep", a: str, b: str, seed: int | None
+) -> "tuple[TracedTrial, TracedTrial]":
+    """Return a trial of each of two cells, the sweep's only ones or those that are named.
+
+    Their seed is `seed`, or the sweep's first. Raises BadInput.
+    """
+    from harness.reproduce.tracing import TracedTrial
+    from harness.spec.cell import Trial
+    from harness.spec.selected import find_cell
+
+    if a and b:
+        first, second = find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
+    elif a:
+        raise BadInput(f"CELL: found only {a!r}; allowed: two cells")
+    elif len(sweep.cells) == 2:
+        first, second = sweep.cells
+    else:
+        raise BadInput(
+            f"{sweep.source}: found {counted(len(sweep.cells), 'cell')}; allowed: two, or the names of two"
+            " (harness plan lists them)"
+        )
+    seed_of_both = sweep.seeds[0] if seed is None else seed
+    folder = sweep.base_folder
+    return (
+        TracedTrial(trial=Trial(cell=first, seed=seed_of_both), base_folder=folder),
+        TracedTrial(trial=Trial(cell=second, seed=seed_of_both), base_folder=folder),
+    )
 
 
 def _diff_recorded(
@@ -135,21 +167,14 @@ def _diff_recorded(
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
     from harness.analysis.selection import find_trial
-    from harness.interface.reproducing import diff_trials
     from harness.render.console import spinner
     from harness.render.divergence import show_recorded_diff
     from harness.reproduce.recorded import diff_recorded
-    from harness.reproduce.tracing import TraceDiff, TracedTrial
 
     profile = load_local_profile(cluster)
     record_a, record_b = (find_trial(results, name)[0] for name in names)
-    with spinner() as on_progress:
-
-        def run(a: TracedTrial, b: TracedTrial, timeout: float, last_step: int) -> TraceDiff:
-            """Run two trials up to a step."""
-            return diff_trials(a, b, profile, timeout, on_progress=on_progress, last_step=last_step)
-
-        recorded_diff = diff_recorded(record_a, record_b, run)
+    with spinner():
+        recorded_diff = diff_recorded(record_a, record_b, profile)
     show_recorded_diff(recorded_diff, as_json=as_json)
     return recorded_diff.is_same
 
@@ -208,17 +233,16 @@ def parity(
     from harness.analysis.rungs import parse_rung
     from harness.core.paths import Results
     from harness.interface.planning import load_planned
-    from harness.interface.reproducing import sweep_parity
     from harness.render import parity as view
     from harness.render.console import TerminalConsole, print_json, spinner
-    from harness.reproduce.parity import plan_parity
+    from harness.reproduce.parity import plan_parity, sweep_parity
 
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
     check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)
-    with spinner() as on_progress:
+    with spinner():
         measured = sweep_parity(
             results_folder,
             loaded,
@@ -226,7 +250,6 @@ def parity(
             plan,
             seed=loaded.seeds[0] if seed is None else seed,
             margin=margin,
-            on_progress=on_progress,
             on_cell=lambda cell: view.show_cell(TerminalConsole(stderr=True), cell),
         )
     if as_json:
@@ -297,18 +320,23 @@ def reproduce(
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told.
     """
     from harness.analysis.rungs import RUNGS
+    from harness.analysis.selection import find
     from harness.core.paths import Results, safe_folder_name
-    from harness.interface.reproducing import select_originals
     from harness.render import reproduction as view
     from harness.reproduce.reproduction import reproduce as reproduce_trials
     from harness.reproduce.rerun import Options
+    from harness.reproduce.rerun import originals as find_originals
     from harness.reproduce.source import Choice
+    from harness.tracking import Tracker
 
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
     demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
     options = Options(code=whose_code, data=data)
-    originals = select_originals(Results(results), run, tracking_uri, only)
+    folder_of_results = Results(results)
+    tracker = Tracker(folder_of_results, tracking_uri)
+    named = find(folder_of_results, run, tracker.recall)
+    originals = find_originals(named.records, named.folder, only)
     name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():

@@ -358,20 +358,15 @@ def check(
 
     Exit code 1 if there is a mistake.
     """
-    from harness.interface.checking import check_sweep
     from harness.interface.planning import load_planned
+    from harness.preflight.runs import examine_sweep
     from harness.render.console import spinner
     from harness.render.preflight import show_checks
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
-    with spinner("checking") as on_progress:
-        reports = check_sweep(
-            loaded,
-            profile,
-            seed=loaded.seeds[0],
-            on_progress=on_progress,
-        )
+    with spinner("checking"):
+        reports = examine_sweep(loaded, loaded.seeds[0], profile)
     show_checks(reports, as_json=as_json)
     if any(report.problems for report in reports):
         raise typer.Exit(1)
@@ -403,18 +398,13 @@ def find_lr(
     loss falls most, or more for a schedule that has its peak only for a while, with its range over seeds: a
     value of the axis lr.
     """
-    from harness.interface.checking import search_rates
     from harness.interface.planning import load_planned
+    from harness.preflight.runs import search_sweep
     from harness.render.console import spinner
     from harness.render.preflight import show_rates
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
-    with spinner("training") as on_progress:
-        found = search_rates(
-            loaded,
-            profile,
-            seeds=list(range(seeds)),
-            on_progress=on_progress,
-        )
+    with spinner("training"):
+        found = search_sweep(loaded, range(seeds), profile)
     show_rates(found, as_json=as_json)

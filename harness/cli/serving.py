@@ -13,7 +13,6 @@ from harness.cli.arguments import (
     examples,
     load_local_profile,
     print_collect,
-    print_message,
     split_commas,
 )
 from harness.cli.completion import complete_trials
@@ -100,7 +99,6 @@ def export(
             tolerance=tolerance,
             batch_sizes=sizes,
             calls=calls,
-            on_message=print_message,
             on_progress=on_progress,
         )
     show_export(exported, checkpoint.folder)

@@ -251,6 +251,11 @@ def default_results() -> Path:
     return Path(os.environ.get("HARNESS_RESULTS") or "results")
 
 
+def results_folder(folder: str | Path | None) -> Results:
+    """Return the results folder that commands use, unless another one is given."""
+    return Results(Path(folder or default_results()))
+
+
 def tracking_flag(uri: str | None) -> str:
     """Return ` --tracking-uri URI` as a shell takes it, for commands that are shown.
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from harness.core.errors import HarnessError
 from harness.core.locks import lock_file
 
 PREFIX = "harness-"
@@ -55,6 +57,17 @@ class ScratchFolder:
         if not self._lock.closed:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
+
+
+@contextmanager
+def run_folder(purpose: str) -> Iterator[Path]:
+    """Yield a temporary folder for the files of ranks; it stays if a HarnessError names logs in it."""
+    with ScratchFolder(purpose) as scratch:
+        try:
+            yield scratch.path
+        except HarnessError:
+            scratch.keep()
+            raise
 
 
 def remove_abandoned(parent: Path) -> None:

@@ -19,8 +19,7 @@ from harness.analysis.compare import compare as compare_sides
 from harness.analysis.questions import ACCURACY_MARGIN, SPEED
 from harness.analysis.selection import Named, select
 from harness.core.errors import BadInput
-from harness.core.paths import Results
-from harness.interface.folders import Folder, results_folder
+from harness.core.paths import Results, results_folder
 from harness.render.compare import row_fields
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def compare(
     min_effect: float = SPEED.min_effect,
     accuracy_margin: float = ACCURACY_MARGIN,
     to_reach: float | None = None,
-    results: Folder = None,
+    results: str | Path | None = None,
     tracking_uri: str | None = None,
 ) -> Verdicts:
     """Compare results with the first of them, or the values of an axis within one.

@@ -15,9 +15,8 @@ from harness.analysis.compare import Side
 from harness.analysis.sweep_result import SweepResult
 from harness.analysis.trial_table import TrialTable, trial_row, trial_table
 from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results, SweepFolder, results_folder
 from harness.core.text import counted
-from harness.interface.folders import Folder, results_folder
 from harness.interface.tables import trial_frame
 from harness.measure.summary import measured_window
 from harness.records.record import Record
@@ -41,7 +40,9 @@ CELL_COLUMNS = [
 ]  # fmt: skip
 
 
-def load(sweep: str | Path, results: Folder = None, *, only: Sequence[str] = ()) -> SweepData:
+def load(
+    sweep: str | Path, results: str | Path | None = None, *, only: Sequence[str] = ()
+) -> SweepData:
     """Return what a sweep has recorded.
 
     `sweep` is its name, its folder below `results/runs`, or its sweep file. A name in `results` comes

@@ -12,9 +12,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput
-from harness.core.paths import Results
+from harness.core.paths import Results, results_folder
 from harness.core.text import counted
-from harness.interface.folders import Folder, results_folder
 from harness.records.files import CommonParts, read_record
 from harness.records.goodput import whole_seconds
 from harness.records.record import Record
@@ -117,7 +116,7 @@ def plan(
     data: Data = None,
     only: Sequence[str] = (),
     cluster: str = "local",
-    results: Folder = None,
+    results: str | Path | None = None,
 ) -> SweepPlan:
     """Return what a sweep will run; nothing is started and nothing is written.
 

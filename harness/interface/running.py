@@ -9,10 +9,9 @@ from pathlib import Path
 from harness.analysis import adaptive
 from harness.analysis.adaptive import Goal
 from harness.core.errors import BadInput
-from harness.core.paths import Results
+from harness.core.paths import Results, results_folder
 from harness.interface.data import SweepData, load
 from harness.interface.delivery import DeliveredRun
-from harness.interface.folders import Folder, results_folder
 from harness.interface.planning import Data, Settings, data_texts, load_planned, settings_texts
 from harness.launch import sweep as runner
 from harness.launch.sweep import Redo
@@ -97,7 +96,7 @@ def run(
     data: Data = None,
     only: Sequence[str] = (),
     cluster: str = "local",
-    results: Folder = None,
+    results: str | Path | None = None,
     tracking_uri: str | None = None,
     force: bool = False,
     retry_failed: bool = True,

@@ -14,7 +14,7 @@ from statistics import fmean
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results, TrialFolder, safe_folder_name
-from harness.interface.folders import run_folder
+from harness.core.scratch import run_folder
 from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.preflight.script_facts import ScriptFacts, lower_is_better, read_script
@@ -190,7 +190,7 @@ def _try(sweep: Sweep, *, all_cells: bool = False) -> list[Record]:
     cells = sweep.cells if all_cells else sweep.cells[:1]
     tried = replace(sweep, cells=cells, timeout=min(sweep.timeout, MAX_TRIAL_SECONDS))
     with run_folder("init") as scratch:
-        folder = Results(scratch.path).sweep_folder(sweep.name)
+        folder = Results(scratch).sweep_folder(sweep.name)
         listener = _RecordKeeper()
         runner.run(tried, profile, folder, listener, redo="all", fail_fast=True)
         for record in listener.records:

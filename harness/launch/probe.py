@@ -7,14 +7,15 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder, write_atomically
+from harness.core.progress import report_progress
 from harness.hardware import machine
 from harness.hardware.machine import Machine
+from harness.launch.hold import hold_machine
 from harness.launch.torchrun import Torchrun
 from harness.launch.unmeasured import run_task
 from harness.records.running import ProbeProgress, read_progress_file
@@ -23,11 +24,47 @@ from harness.spec.cluster import Profile, available_slots
 TIMEOUT = 900.0  # seconds that the ranks may take
 
 
-def choose_rank_count(profile: Profile, requested: int | None) -> int:
-    """Return how many ranks all-reduce; raises BadInput for more than the machine has slots.
+def measure_peaks(results: Results, profile: Profile, ranks: int | None) -> tuple[Machine, Path]:
+    """Measure this machine; return what was measured, and the path of its record.
 
-    Without a request that is one for each GPU, or two on a CPU that has slots for them.
+    `ranks` is how many all-reduce, None for one for each GPU, or two on a CPU that has slots for them.
+    The record replaces an earlier one of this machine. Raises BadInput for more ranks than the machine
+    has slots and if the results can't be written, HarnessError with a rank's own message if one fails;
+    the log that it names stays.
     """
+    count = _choose_rank_count(profile, ranks)
+    with hold_machine(profile, "measuring this machine's peaks"):
+        folder = TrialFolder(make_folder(results.peaks, "running-"))
+        request = {"device": profile.device}
+        write_atomically(folder.assignment_path, json.dumps(request) + "\n")
+        launcher = Torchrun(environment=profile.environment)
+
+        def pass_progress_on() -> None:
+            """Pass on what rank 0 writes to the folder's progress file."""
+            progress = read_progress_file(folder.progress_path, ProbeProgress)
+            if progress:
+                report_progress(progress["now"])
+
+        try:
+            run_task(
+                "peaks",
+                folder,
+                launcher,
+                launcher.variables(len(usable_cores()), {}),
+                world_size=count,
+                timeout=TIMEOUT,
+                on_poll=pass_progress_on,
+            )
+        except KeyboardInterrupt:
+            shutil.rmtree(folder.path)
+            raise
+        (measured,) = machine.read_all(folder.path / machine.PEAKS_FOLDER).values()
+        shutil.rmtree(folder.path)
+    return measured, machine.write(results.peaks, measured)
+
+
+def _choose_rank_count(profile: Profile, requested: int | None) -> int:
+    """Return how many ranks all-reduce; raises BadInput for more than the machine has slots."""
     slots, source = available_slots(profile)
     if requested is not None:
         if requested > slots:
@@ -36,47 +73,6 @@ def choose_rank_count(profile: Profile, requested: int | None) -> int:
     if profile.gpus:
         return max(1, slots)
     return max(1, min(2, slots))
-
-
-def measure(
-    results: Results,
-    profile: Profile,
-    *,
-    ranks: int,
-    on_progress: Callable[[str], None],
-) -> tuple[Path, Machine]:
-    """Measure this machine; return the path of its record and the record, which is on disk.
-
-    `on_progress` is called with what is being measured. Raises BadInput if the results can't be
-    written, HarnessError with a rank's own message if one fails; the log that it names stays.
-    """
-    folder = TrialFolder(make_folder(results.peaks, "running-"))
-    request = {"device": profile.device}
-    write_atomically(folder.assignment_path, json.dumps(request) + "\n")
-    launcher = Torchrun(environment=profile.environment)
-
-    def report_progress() -> None:
-        """Pass on what rank 0 writes to the folder's progress file."""
-        progress = read_progress_file(folder.progress_path, ProbeProgress)
-        if progress:
-            on_progress(progress["now"])
-
-    try:
-        run_task(
-            "peaks",
-            folder,
-            launcher,
-            launcher.variables(len(usable_cores()), {}),
-            world_size=ranks,
-            timeout=TIMEOUT,
-            on_poll=report_progress,
-        )
-    except KeyboardInterrupt:
-        shutil.rmtree(folder.path)
-        raise
-    (measured,) = machine.read_all(folder.path / machine.PEAKS_FOLDER).values()
-    shutil.rmtree(folder.path)
-    return machine.write(results.peaks, measured), measured
 
 
 def make_folder(parent: Path, prefix: str) -> Path:

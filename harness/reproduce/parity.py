@@ -22,10 +22,15 @@ from harness.analysis.parity import (
     FirstDifference,
     Reference,
     SweepParity,
+    with_seeds,
     worst_by_step,
+    write_parity,
 )
 from harness.analysis.rungs import Rung
+from harness.analysis.selection import recorded_results
 from harness.core.errors import BadInput, HarnessError
+from harness.core.paths import Results
+from harness.core.scratch import ScratchFolder
 from harness.records.trace import Recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
@@ -33,6 +38,7 @@ from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
 from harness.spec.axes import RECIPE_AXES
 from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
+from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
 # All steps, with one mark a moment.
@@ -108,6 +114,40 @@ def _by_design(cell: Cell, groups: Sequence[ParityGroup]) -> CellParity:
     reference = of_workload[0].reference
     axes = [name for name in differing_axes(reference, cell) if changes_recipe(name)]
     return CellParity(cell=cell, reference=reference.id, by_design=axes or ["settings"])
+
+
+def sweep_parity(
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    plan: ParityPlan,
+    *,
+    seed: int,
+    margin: float,
+    on_cell: Callable[[CellParity], None],
+) -> SweepParity:
+    """Measure the parity of a sweep, and write it into the sweep's folder.
+
+    The parity of a part of the sweep is not written. `on_cell` gets each cell as soon as it was
+    compared. Raises BadInput for a record of the sweep that can't be read, and HarnessError if a
+    reference fails; logs that errors name stay.
+    """
+    recorded = recorded_results(results, sweep.name)
+    with ScratchFolder("parity") as scratch:
+        tracer = Tracer(scratch.path, profile, sweep.timeout)
+        try:
+            measured = measure_parity(
+                sweep, plan, tracer, seed=seed, margin=margin, on_cell=on_cell
+            )
+        except HarnessError:
+            scratch.keep()
+            raise
+        if any(cell.failure for cell in measured.cells):
+            scratch.keep()
+    parity = with_seeds(measured, recorded)
+    if sweep.whole() is sweep:
+        write_parity(results.sweep_folder(sweep.name), parity)
+    return parity
 
 
 def measure_parity(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.evidence import Agreement, compare_evidence, evidence_of_record
 from harness.records.record import Record
-from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial
+from harness.reproduce.tracing import LAST_STEP, TraceDiff, TracedTrial, diff_trials
+from harness.spec.cluster import Profile
 
-# Runs two trials up to a step, each for so many seconds at most.
-DiffTrials = Callable[[TracedTrial, TracedTrial, float, int], TraceDiff]
 TIMEOUT = 3600.0  # seconds, for a trial whose limit was not recorded
 
 
@@ -30,7 +28,7 @@ class RecordedDiff:
         return self.again is None
 
 
-def diff_recorded(a: Record, b: Record, diff: DiffTrials) -> RecordedDiff:
+def diff_recorded(a: Record, b: Record, profile: Profile) -> RecordedDiff:
     """Return where two recorded trials diverge.
 
     Where their records differ, both run again with the code and the data here, up to the first step
@@ -42,7 +40,7 @@ def diff_recorded(a: Record, b: Record, diff: DiffTrials) -> RecordedDiff:
         return RecordedDiff(a=a, b=b, agreement=agreement, again=None)
     timeout = max(_timeout(a), _timeout(b))
     last_step = LAST_STEP if first.step is None else first.step
-    again = diff(_to_trace(a), _to_trace(b), timeout, last_step)
+    again = diff_trials(_to_trace(a), _to_trace(b), profile, timeout, last_step)
     return RecordedDiff(a=a, b=b, agreement=agreement, again=again)
 
 

@@ -8,10 +8,12 @@ another name, two more runs leave these out, so that all other tensors are compa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.core.progress import report_progress
+from harness.core.scratch import run_folder
 from harness.launch.unmeasured import run_unmeasured
 from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
@@ -66,14 +68,11 @@ class TraceDiff:
 class Tracer:
     """Runs trials on this machine, one after the other, and reads their traces."""
 
-    def __init__(
-        self, folder: Path, profile: Profile, timeout: float, on_progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, folder: Path, profile: Profile, timeout: float) -> None:
         """Work in `folder`; a trial may take `timeout` seconds."""
         self._folder = folder
         self._profile = profile
         self._timeout = timeout
-        self._on_progress = on_progress
 
     def trace(
         self,
@@ -85,7 +84,7 @@ class Tracer:
 
         Raises HarnessError with a rank's own message if one fails; the log that it names stays.
         """
-        self._on_progress(f"tracing {name}: {traced.trial.cell.label}")
+        report_progress(f"tracing {name}: {traced.trial.cell.label}")
         cell = traced.trial.cell
         folder = run_unmeasured(
             "trace",
@@ -98,6 +97,17 @@ class Tracer:
         )
         traces = read_traces(folder.path, cell.axes.world_size)
         return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
+
+
+def diff_trials(
+    a: TracedTrial, b: TracedTrial, profile: Profile, timeout: float, last_step: int = LAST_STEP
+) -> TraceDiff:
+    """Run two trials on this machine up to `last_step`, and return where they diverge.
+
+    A trial may take `timeout` seconds. Raises HarnessError if a rank fails; the log that it names stays.
+    """
+    with run_folder("diff") as folder:
+        return diff_traced(Tracer(folder, profile, timeout), a, b, last_step=last_step)
 
 
 def diff_traced(

@@ -11,8 +11,12 @@ import pytest
 from harness.cli import main as cli
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import StorageError
-from harness.core.paths import Results, remove_temporary_files, write_atomically
-from harness.interface.folders import results_folder
+from harness.core.paths import (
+    Results,
+    remove_temporary_files,
+    results_folder,
+    write_atomically,
+)
 from tests.support.commands import harness
 
 

@@ -25,7 +25,7 @@ def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> TraceDiff:
     """Return where the two cells of a sweep part."""
     path = line_sweep(folder, workloads, length={"steps": 12}, evaluate={"steps": 5}, **keys)
     sweep = spec.load_sweep(path)
-    tracer = Tracer(folder, Profile(slots=4, device="cpu"), 300.0, lambda _: None)
+    tracer = Tracer(folder, Profile(slots=4, device="cpu"), 300.0)
 
     def traced(cell: Cell) -> TracedTrial:
         return TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=sweep.base_folder)

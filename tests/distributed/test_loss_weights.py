@@ -50,7 +50,7 @@ def write_sweep(folder: Path, workload: str, cells: list[dict[str, Any]], **opti
 
 def first_gradients(folder: Path, workload: str, cells: list[dict[str, Any]]) -> list[Tensor]:
     """Return the gradients that all ranks have summed up in the first step, one tensor a cell."""
-    tracer = Tracer(folder, Profile(), 120, lambda text: None)
+    tracer = Tracer(folder, Profile(), 120)
     gradients = []
     for cell in load_sweep(write_sweep(folder, workload, cells)).cells:
         traced = TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=folder)

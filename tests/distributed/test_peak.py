@@ -17,7 +17,7 @@ from harness.hardware import machine as machines
 from harness.hardware.machine import Machine, machine_key
 from harness.hardware.measured_peaks import ALL_REDUCE_BYTES
 from harness.launch import probe
-from harness.launch.probe import measure
+from harness.launch.probe import measure_peaks
 from harness.launch.torchrun import Torchrun
 from harness.records.environment import describe_hardware
 from tests.support.commands import CommandResult, harness
@@ -117,11 +117,6 @@ def test_a_rank_that_fails_is_named_with_its_log(
         HarnessError,
         match=r"^rank 0 on .*: BadInput: device: found 0 GPUs; needed: .*; log: .*rank0\.log$",
     ):
-        measure(
-            results,
-            Profile(device="cuda"),
-            ranks=1,
-            on_progress=lambda now: None,
-        )
+        measure_peaks(results, Profile(device="cuda", slots=1), ranks=1)
     assert list(results.peaks.glob("*.json")) == []
     assert list(results.peaks.glob("running-*/logs/launch.log"))
