@@ -13,6 +13,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from harness.analysis.baseline import save
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
@@ -31,7 +32,23 @@ from harness.cli.arguments import (
     print_message,
 )
 from harness.core.errors import parse_percentage
+from harness.core.paths import Results, write_atomically
 from harness.core.text import parse_duration
+from harness.gate.against import GateOptions
+from harness.gate.against import gate as run_gate
+from harness.gate.bisect import BisectOptions
+from harness.gate.bisect import bisect as run_bisect
+from harness.gate.certificate import CertifySettings
+from harness.gate.certify import certify as run_certify
+from harness.gate.limits import Policy
+from harness.interface.comparing import select_results
+from harness.interface.planning import load_planned
+from harness.render import bisect as bisect_view
+from harness.render import gate as gate_view
+from harness.render.compare import show_saved
+from harness.render.console import print_json, spinner
+from harness.render.machine import show_certificate
+from harness.statistics.verdict import ALPHA
 
 app = typer.Typer()
 
@@ -93,13 +110,6 @@ def gate(
     inconclusive.
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
-    from harness.core.paths import write_atomically
-    from harness.gate.against import GateOptions
-    from harness.gate.against import gate as run_gate
-    from harness.gate.limits import Policy
-    from harness.interface.planning import load_planned
-    from harness.render import gate as view
-    from harness.render.console import print_json, spinner
 
     loaded, profile = load_planned(sweep, settings, data, cluster)
     check_launcher(cluster, profile, "torchrun")
@@ -115,15 +125,15 @@ def gate(
     )
     with spinner():
         outcome = run_gate(
-            loaded, profile, options, lambda cell: print_message(view.progress_line(cell))
+            loaded, profile, options, lambda cell: print_message(gate_view.progress_line(cell))
         )
     if as_json:
-        print_json(view.to_json(outcome))
+        print_json(gate_view.to_json(outcome))
     else:
-        view.show_outcome(outcome)
+        gate_view.show_outcome(outcome)
     # The file is written whatever the outcome is: CI shows it above all for a gate that fails.
     if summary is not None:
-        write_atomically(summary, view.markdown(outcome, loaded.name))
+        write_atomically(summary, gate_view.markdown(outcome, loaded.name))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
@@ -153,11 +163,6 @@ def bisect(
     Exit code 0 if the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if the
     search is inconclusive.
     """
-    from harness.gate.bisect import BisectOptions
-    from harness.gate.bisect import bisect as run_bisect
-    from harness.interface.planning import load_planned
-    from harness.render import bisect as view
-    from harness.render.console import print_json, spinner
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
@@ -169,11 +174,11 @@ def bisect(
         compare_bits=bits,
     )
     with spinner():
-        outcome = run_bisect(loaded, profile, options, view.show_step)
+        outcome = run_bisect(loaded, profile, options, bisect_view.show_step)
     if as_json:
-        print_json(view.to_json(outcome))
+        print_json(bisect_view.to_json(outcome))
     else:
-        view.show(outcome)
+        bisect_view.show(outcome)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
@@ -197,14 +202,6 @@ def certify(
 
     Exit code 1 if the rate of false alarms is certainly above 5%.
     """
-    from harness.core.paths import Results
-    from harness.gate.against import GateOptions
-    from harness.gate.certificate import CertifySettings
-    from harness.gate.certify import certify as run_certify
-    from harness.interface.planning import load_planned
-    from harness.render.console import spinner
-    from harness.render.machine import show_certificate
-    from harness.statistics.verdict import ALPHA
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
@@ -234,10 +231,6 @@ def baseline(
     compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
     be a cell, or the id of an MLflow run.
     """
-    from harness.analysis.baseline import save
-    from harness.core.paths import Results
-    from harness.interface.comparing import select_results
-    from harness.render.compare import show_saved
 
     results_folder = Results(results)
     (side,) = select_results(results_folder, [sweep], tracking_uri)

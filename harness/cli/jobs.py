@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -31,12 +31,23 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from harness.core.paths import Results
-    from harness.launch.sweep import Redo
-    from harness.slurm.status import SweepStatus
-    from harness.spec.sweep import Sweep
+from harness.core.paths import Results
+from harness.core.text import counted
+from harness.interface import submitting, watching
+from harness.interface.planning import load_planned
+from harness.interface.watching import readable_statuses, watch
+from harness.launch.sweep import Redo
+from harness.records.files import CommonParts
+from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
+from harness.render import plan as plan_view
+from harness.render import status as status_view
+from harness.render.console import TerminalConsole
+from harness.render.results import show_results
+from harness.render.run import left_out_lines
+from harness.render.status import show_summary, status_display
+from harness.slurm.cancel import cancel as cancel_jobs
+from harness.slurm.status import SweepStatus
+from harness.spec.sweep import Sweep
 
 app = typer.Typer()
 
@@ -76,11 +87,6 @@ def submit(
     blocks share a job. Returns once the jobs are queued. Submit the sweep again to run the trials
     that are not done; none is queued twice.
     """
-    from harness.core.paths import Results
-    from harness.interface import submitting
-    from harness.interface.planning import load_planned
-    from harness.render import plan as view
-    from harness.render.console import TerminalConsole
 
     settings = with_seeds(settings, seeds)
     results_folder = Results(results)
@@ -93,8 +99,8 @@ def submit(
     console = TerminalConsole()
     if dry_run:
         prepared = submitting.prepare_submission(loaded, profile, results_folder, redo=redo)
-        view.show_prepared(console, prepared)
-        view.show_jobs(console, prepared.submission)
+        plan_view.show_prepared(console, prepared)
+        plan_view.show_jobs(console, prepared.submission)
         for script in submitting.batch_scripts(results_folder, prepared.submission):
             console.print_text(f"\n{script}")  # no markup: its square brackets are the shell's
         return
@@ -103,10 +109,10 @@ def submit(
         profile,
         results_folder,
         redo=redo,
-        on_prepared=lambda prepared: view.show_prepared(console, prepared),
+        on_prepared=lambda prepared: plan_view.show_prepared(console, prepared),
         on_wait=print_message,
     )
-    view.show_jobs(console, submission)
+    plan_view.show_jobs(console, submission)
     if submission.arrays:
         command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
         console.print_text(f"\nnext  {command}")
@@ -143,11 +149,6 @@ def status(
     and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
     lost, 2 if a sweep or a record can't be read.
     """
-    from harness.core.paths import Results
-    from harness.interface import watching
-    from harness.records.files import CommonParts
-    from harness.records.store import read_recorded_spec
-    from harness.render import status as view
 
     if watch and (as_json or every_trial):
         option = "--json" if as_json else "--all"
@@ -167,15 +168,12 @@ def status(
         statuses = _watch(sweeps, results_folder, tracking_uri)
     else:
         statuses = watching.sweep_statuses(sweeps, results_folder, common)
-        view.show(statuses[0], as_json=as_json, every=every_trial)
+        status_view.show(statuses[0], as_json=as_json, every=every_trial)
     _exit_with_status(statuses, [])
 
 
-def _show_all(results: "Results", tracking_uri: str | None, *, watch: bool) -> None:
+def _show_all(results: Results, tracking_uri: str | None, *, watch: bool) -> None:
     """Show the state of all sweeps; one that can't be read hides none of the others."""
-    from harness.interface.watching import readable_statuses
-    from harness.records.store import read_recorded_specs
-    from harness.render.status import show_summary
 
     sweeps, errors = read_recorded_specs(results)
     if not sweeps and not errors:  # no error, but most likely the wrong folder
@@ -190,15 +188,9 @@ def _show_all(results: "Results", tracking_uri: str | None, *, watch: bool) -> N
 
 
 def _watch(
-    sweeps: "Sequence[Sweep]", results: "Results", tracking_uri: str | None
-) -> "list[SweepStatus]":
+    sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
+) -> list[SweepStatus]:
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
-    from harness.interface.watching import watch
-    from harness.records.store import read_recorded_sweep
-    from harness.render.console import TerminalConsole
-    from harness.render.results import show_results
-    from harness.render.run import left_out_lines
-    from harness.render.status import status_display
 
     with status_display() as show_statuses:
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
@@ -213,7 +205,7 @@ def _watch(
     return statuses
 
 
-def _exit_with_status(statuses: "Sequence[SweepStatus]", errors: Sequence[BadInput]) -> None:
+def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> None:
     """Name what can't be read, and end the command with the exit code that the states call for.
 
     The other sweeps, and the other trials of a sweep, have been shown. Trials that are queued,
@@ -238,10 +230,6 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
 
     Trials that are done keep their records. Submit the sweep again to run the others.
     """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.records.store import read_recorded_spec
-    from harness.slurm.cancel import cancel as cancel_jobs
 
     results_folder = Results(results)
     # Read first, so that a name that no sweep has is an error and not a sweep without jobs.

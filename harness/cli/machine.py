@@ -17,7 +17,15 @@ from harness.cli.arguments import (
     load_local_profile,
     print_next,
 )
+from harness.core.paths import Results
 from harness.core.text import parse_duration
+from harness.launch.probe import measure_peaks
+from harness.records.store import latest_sweep_name
+from harness.render.console import spinner
+from harness.render.machine import show_checks
+from harness.render.peak import show_peaks
+from harness.slurm.doctor import examine
+from harness.spec import cluster as clusters
 
 app = typer.Typer()
 
@@ -54,11 +62,6 @@ def doctor(
     Runs one short trial as `harness run` or `harness submit` would, over as many ranks as a job of
     the profile has, and says what became of it. Exit code 1 if a check fails.
     """
-    from harness.core.paths import Results
-    from harness.render.console import spinner
-    from harness.render.machine import show_checks
-    from harness.slurm.doctor import examine
-    from harness.spec import cluster as clusters
 
     profile = clusters.load_profile(cluster)
     with spinner() as on_progress:
@@ -99,11 +102,6 @@ def peak(
     Times matrix products, a copy and all-reduces for some ten seconds, and keeps the result in the
     results folder. `harness show` then gives MFU relative to it.
     """
-    from harness.core.paths import Results
-    from harness.launch.probe import measure_peaks
-    from harness.records.store import latest_sweep_name
-    from harness.render.console import spinner
-    from harness.render.peak import show_peaks
 
     profile = load_local_profile(cluster)
     results_folder = Results(results)

@@ -2,10 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import typer
 
+from harness.analysis.rungs import RUNGS, parse_rung
+from harness.analysis.selection import find, find_trial
 from harness.cli.arguments import (
     MAX_SEED,
     AccuracyMarginOption,
@@ -25,13 +27,25 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.core.errors import BadInput
+from harness.core.paths import Results, safe_folder_name
 from harness.core.text import counted
-
-if TYPE_CHECKING:
-    from harness.core.paths import Results
-    from harness.reproduce.tracing import TracedTrial
-    from harness.spec.cluster import Profile
-    from harness.spec.sweep import Sweep
+from harness.interface.planning import load_planned
+from harness.render import parity as parity_view
+from harness.render import reproduction as reproduction_view
+from harness.render.console import TerminalConsole, print_json, spinner
+from harness.render.divergence import show_diff, show_recorded_diff
+from harness.reproduce.parity import plan_parity, sweep_parity
+from harness.reproduce.recorded import diff_recorded
+from harness.reproduce.reproduction import reproduce as reproduce_trials
+from harness.reproduce.rerun import Options
+from harness.reproduce.rerun import originals as find_originals
+from harness.reproduce.source import Choice
+from harness.reproduce.tracing import TracedTrial, diff_trials
+from harness.spec.cell import Trial
+from harness.spec.cluster import Profile
+from harness.spec.selected import find_cell
+from harness.spec.sweep import Sweep, ready_sweeps
+from harness.tracking import Tracker
 
 app = typer.Typer()
 
@@ -91,9 +105,6 @@ def diff(
 
     Exit code 0 if all bits are the same, 1 if not.
     """
-    from harness.core.paths import Results
-    from harness.interface.planning import load_planned
-    from harness.spec.sweep import ready_sweeps
 
     # Two names of which the first is no sweep are those of trials on record.
     is_sweep = sweep in ready_sweeps() or Path(sweep).suffix in (".yaml", ".yml")
@@ -111,7 +122,7 @@ def diff(
 
 
 def _diff_cells(
-    planned: "tuple[Sweep, Profile]",
+    planned: tuple[Sweep, Profile],
     names: tuple[str, str],
     cluster: str,
     seed: int | None,
@@ -119,9 +130,6 @@ def _diff_cells(
     as_json: bool,
 ) -> bool:
     """Run two cells of a sweep, show where they diverge, and return whether they are the same."""
-    from harness.render.console import spinner
-    from harness.render.divergence import show_diff
-    from harness.reproduce.tracing import diff_trials
 
     loaded, profile = planned
     check_launcher(cluster, profile, "torchrun")
@@ -133,15 +141,12 @@ def _diff_cells(
 
 
 def _choose_trials(
-    sweep: "Sweep", a: str, b: str, seed: int | None
-) -> "tuple[TracedTrial, TracedTrial]":
+    sweep: Sweep, a: str, b: str, seed: int | None
+) -> tuple[TracedTrial, TracedTrial]:
     """Return a trial of each of two cells, the sweep's only ones or those that are named.
 
     Their seed is `seed`, or the sweep's first. Raises BadInput.
     """
-    from harness.reproduce.tracing import TracedTrial
-    from harness.spec.cell import Trial
-    from harness.spec.selected import find_cell
 
     if a and b:
         first, second = find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
@@ -163,13 +168,9 @@ def _choose_trials(
 
 
 def _diff_recorded(
-    results: "Results", names: tuple[str, str], cluster: str, *, as_json: bool
+    results: Results, names: tuple[str, str], cluster: str, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
-    from harness.analysis.selection import find_trial
-    from harness.render.console import spinner
-    from harness.render.divergence import show_recorded_diff
-    from harness.reproduce.recorded import diff_recorded
 
     profile = load_local_profile(cluster)
     record_a, record_b = (find_trial(results, name)[0] for name in names)
@@ -230,12 +231,6 @@ def parity(
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
     """
-    from harness.analysis.rungs import parse_rung
-    from harness.core.paths import Results
-    from harness.interface.planning import load_planned
-    from harness.render import parity as view
-    from harness.render.console import TerminalConsole, print_json, spinner
-    from harness.reproduce.parity import plan_parity, sweep_parity
 
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
@@ -250,12 +245,12 @@ def parity(
             plan,
             seed=loaded.seeds[0] if seed is None else seed,
             margin=margin,
-            on_cell=lambda cell: view.show_cell(TerminalConsole(stderr=True), cell),
+            on_cell=lambda cell: parity_view.show_cell(TerminalConsole(stderr=True), cell),
         )
     if as_json:
-        print_json(view.to_json(measured))
+        print_json(parity_view.to_json(measured))
     else:
-        view.show_parity(TerminalConsole(), measured)
+        parity_view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)
         if loaded.whole() is loaded and sweep_folder.recorded_ids():
             print_collect(results_folder, loaded.name)
@@ -319,15 +314,6 @@ def reproduce(
 
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told.
     """
-    from harness.analysis.rungs import RUNGS
-    from harness.analysis.selection import find
-    from harness.core.paths import Results, safe_folder_name
-    from harness.render import reproduction as view
-    from harness.reproduce.reproduction import reproduce as reproduce_trials
-    from harness.reproduce.rerun import Options
-    from harness.reproduce.rerun import originals as find_originals
-    from harness.reproduce.source import Choice
-    from harness.tracking import Tracker
 
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
@@ -341,12 +327,12 @@ def reproduce(
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
-    terminal = view.ReproductionView(folder, quiet=as_json)
+    terminal = reproduction_view.ReproductionView(folder, quiet=as_json)
     verdict = reproduce_trials(
         run, originals, options, demanded, folder, terminal.listener, terminal.show_code
     )
     if as_json:
-        view.print_verdict_json(verdict, folder)
+        reproduction_view.print_verdict_json(verdict, folder)
     else:
         terminal.show_verdict(verdict)
     if verdict.exit_code:

@@ -6,10 +6,11 @@ an MLflow run need MLflow.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from harness.analysis.sweep_result import effects
 from harness.cli.arguments import (
     AccuracyMarginOption,
     GoalOption,
@@ -24,11 +25,19 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_recorded_sweeps
 from harness.cli.run import WideOption
 from harness.core.errors import BadInput, parse_percentage
+from harness.core.paths import Results
+from harness.housekeeping.sweeps import list_sweeps
+from harness.interface import comparing
+from harness.interface.comparing import Verdicts
+from harness.interface.data import SweepData
 from harness.interface.tables import check_table_path, write_table
-
-if TYPE_CHECKING:
-    from harness.core.paths import Results
-    from harness.interface.comparing import Verdicts
+from harness.records.store import read_recorded_sweep, select_recorded
+from harness.render import compare as view
+from harness.render.compare import show_effects
+from harness.render.plan import conflict_lines
+from harness.render.results import show_results
+from harness.render.stored import show_sweeps
+from harness.tracking.ui import serve
 
 app = typer.Typer()
 
@@ -69,12 +78,6 @@ def show(
 
     With --output, writes a row for each trial: the table of harness.load(SWEEP).trials in Python.
     """
-    from harness.core.paths import Results
-    from harness.housekeeping.sweeps import list_sweeps
-    from harness.records.store import read_recorded_sweep, select_recorded
-    from harness.render.plan import conflict_lines
-    from harness.render.results import show_results
-    from harness.render.stored import show_sweeps
 
     if output is not None:
         check_table_path(output)
@@ -85,8 +88,6 @@ def show(
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only)
     print_left_out(recorded)
     if output is not None:
-        from harness.interface.data import SweepData
-
         write_table(SweepData(results=results_folder, recorded=recorded).trials, output)
         print(output)
         return
@@ -146,17 +147,12 @@ def compare(
 
     Exit code 1 if something is worse, 3 if a comparison is inconclusive.
     """
-    from harness.core.paths import Results
-    from harness.interface import comparing
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
-        from harness.analysis.sweep_result import effects
-        from harness.render.compare import show_effects
-
         (side,) = comparing.select_results(results_folder, names, tracking_uri)
         # Raises BadInput for too few trials to tell effects from noise.
         show_effects(effects(side), as_json=as_json)
@@ -191,9 +187,8 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
         )
 
 
-def _show_comparison(verdicts: "Verdicts", results: "Results", *, as_json: bool) -> None:
+def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> None:
     """Print verdicts."""
-    from harness.render import compare as view
 
     comparison = verdicts.comparison
     if as_json:
@@ -222,7 +217,5 @@ def ui(
     Prints the address of each sweep's page, which opens on its cells side by side. The server
     listens on the loopback interface only. Ctrl-C stops it.
     """
-    from harness.core.paths import Results
-    from harness.tracking.ui import serve
 
     serve(Results(results), tracking_uri, port=port)

@@ -10,10 +10,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
 
+from harness.analysis import adaptive
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
@@ -32,10 +34,24 @@ from harness.cli.arguments import (
     with_seeds,
 )
 from harness.cli.completion import complete_workloads
-
-if TYPE_CHECKING:
-    from harness.records.record import Record
-
+from harness.core.fetch import download, existing_files, find_data_set
+from harness.core.paths import Results
+from harness.interface.planning import estimate_cells, load_planned
+from harness.interface.running import run_sweep, trials_to_redo
+from harness.interface.starting import start_from_example, start_from_script
+from harness.preflight.runs import examine_sweep, search_sweep
+from harness.records.record import Record
+from harness.records.store import read_recorded_sweep
+from harness.render import catalog as view
+from harness.render.catalog import show_axes
+from harness.render.console import TerminalConsole, spinner
+from harness.render.plan import show_plan
+from harness.render.preflight import show_checks, show_rates
+from harness.render.results import show_results
+from harness.render.starting import show_first_sweep
+from harness.spec.cluster import with_parallel, with_tolerance
+from harness.spec.workload import named_declaration
+from workloads.catalog import BUILT_IN, installed_names
 
 FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached
@@ -81,9 +97,6 @@ def plan(
     axes. No trial is run, and MLflow is not loaded; torch is only for a
     workload of one's own.
     """
-    from harness.core.paths import Results
-    from harness.interface.planning import estimate_cells, load_planned
-    from harness.render.plan import show_plan
 
     # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
     # sweep for Slurm is planned like any other.
@@ -120,9 +133,6 @@ def init(
 
     Exit code 1 if the trial fails.
     """
-    from harness.interface.starting import start_from_example, start_from_script
-    from harness.render.console import spinner
-    from harness.render.starting import show_first_sweep
 
     with spinner("trying") as on_progress:
         if script is None:
@@ -140,7 +150,6 @@ def axes() -> None:
 
     Shows the values, the default, the effect and the requirements of each.
     """
-    from harness.render.catalog import show_axes
 
     show_axes()
 
@@ -169,9 +178,6 @@ def workloads(
     For one workload, shows what each setting allows and its default. Every setting may be an axis,
     such as options.hidden.
     """
-    from harness.render import catalog as view
-    from harness.spec.workload import named_declaration
-    from workloads.catalog import BUILT_IN, installed_names
 
     if name:
         declaration = named_declaration(name, Path.cwd())
@@ -245,14 +251,6 @@ def run(
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
     """
-    from harness.analysis import adaptive
-    from harness.core.paths import Results
-    from harness.interface.planning import load_planned
-    from harness.interface.running import run_sweep, trials_to_redo
-    from harness.records.store import read_recorded_sweep
-    from harness.render.console import TerminalConsole
-    from harness.render.results import show_results
-    from harness.spec.cluster import with_parallel, with_tolerance
 
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
@@ -291,7 +289,7 @@ def run(
     _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
 
 
-def _exit(records: "Sequence[Record]", *, goal_reached: bool, is_complete: bool) -> None:
+def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
     """End the command with the exit code that its trials' statuses call for.
 
     A failure counts more than an inconclusive measurement, and so do a trial whose record can't be
@@ -316,10 +314,6 @@ def fetch(
     the folder has already are verified and kept; an interrupted download starts from the beginning.
     Use the folder with `harness run SWEEP --data DIR`.
     """
-    from rich.markup import escape
-
-    from harness.core.fetch import download, existing_files, find_data_set
-    from harness.render.console import TerminalConsole
 
     data_set = find_data_set(name)
     existing = existing_files(data_set, to)
@@ -358,10 +352,6 @@ def check(
 
     Exit code 1 if there is a mistake.
     """
-    from harness.interface.planning import load_planned
-    from harness.preflight.runs import examine_sweep
-    from harness.render.console import spinner
-    from harness.render.preflight import show_checks
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
@@ -398,10 +388,6 @@ def find_lr(
     loss falls most, or more for a schedule that has its peak only for a while, with its range over seeds: a
     value of the axis lr.
     """
-    from harness.interface.planning import load_planned
-    from harness.preflight.runs import search_sweep
-    from harness.render.console import spinner
-    from harness.render.preflight import show_rates
 
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harness.analysis.selection import find_trial
 from harness.cli.arguments import (
     BestOption,
     ClusterOption,
@@ -17,6 +18,11 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
+from harness.core.paths import Results
+from harness.interface.serving import export_model
+from harness.render.console import spinner
+from harness.render.serving import show_export
+from harness.serving.exporting import check_formats, find_checkpoint
 
 app = typer.Typer(add_completion=False)  # that is of `harness`, not of its command
 
@@ -79,12 +85,6 @@ def export(
 
     Exit code 1 if the exported model computes something else.
     """
-    from harness.analysis.selection import find_trial
-    from harness.core.paths import Results
-    from harness.interface.serving import export_model
-    from harness.render.console import spinner
-    from harness.render.serving import show_export
-    from harness.serving.exporting import check_formats, find_checkpoint
 
     formats = check_formats(split_commas(to))
     sizes = _batch_sizes(batch_sizes)

@@ -20,6 +20,19 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
+from harness.core.paths import Results
+from harness.core.text import counted
+from harness.housekeeping import sweeps
+from harness.housekeeping.verify import verify_machines, verify_sweep
+from harness.records.store import (
+    read_recorded_spec,
+    read_recorded_sweep,
+    recorded_folder,
+    recorded_sweep_names,
+)
+from harness.render.html.report import write_report
+from harness.render.stored import show_removals
+from harness.tracking import Tracker
 
 app = typer.Typer()
 
@@ -49,10 +62,6 @@ def prune(
     Without further options these are trials of none of its cells, such as those of earlier code,
     which no command shows. Each is named before anything is removed. MLflow keeps its runs.
     """
-    from harness.core.paths import Results
-    from harness.housekeeping import sweeps
-    from harness.records.store import recorded_folder
-    from harness.render.stored import show_removals
 
     if whole and failed:
         raise BadInput("--whole: found with --failed; allowed: one of them")
@@ -86,9 +95,6 @@ def report(
 
     The file needs no network and no other file, so it can be mailed or kept as an artifact.
     """
-    from harness.core.paths import Results
-    from harness.records.store import read_recorded_sweep
-    from harness.render.html.report import write_report
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
@@ -107,10 +113,6 @@ def collect(
     For trials that ran while MLflow could not be reached, and for jobs that nobody watched. Records
     that are there already are not sent again.
     """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.records.store import read_recorded_sweep
-    from harness.tracking import Tracker
 
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
@@ -146,10 +148,6 @@ def verify(
 
     Exit code 2 if anything is damaged, which is named.
     """
-    from harness.core.paths import Results
-    from harness.core.text import counted
-    from harness.housekeeping.verify import verify_machines, verify_sweep
-    from harness.records.store import read_recorded_spec, recorded_sweep_names
 
     results_folder = Results(results)
     names = sweeps or recorded_sweep_names(results_folder)
