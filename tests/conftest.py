@@ -212,9 +212,9 @@ def no_module_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     folder: Path = request.getfixturevalue("tmp_path")
     yield
-    for entry in list(importing._user_folders):
+    for entry in list(importing.user_folders):
         if entry.startswith(str(folder)):
-            importing._user_folders.remove(entry)
+            importing.user_folders.remove(entry)
             sys.path.remove(entry)
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(folder)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -16,10 +16,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
-from workloads.options import Settings
-
-if TYPE_CHECKING:
-    pass
+from workloads.settings import Settings
 
 # The tensors of a batch. The first dimension of each counts the samples, shape (samples, ...).
 Batch = tuple[Tensor, ...]
@@ -315,16 +312,15 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     Evaluation needs a `loss`, or both `evaluate` and `metrics`, which belong together.
     """
     missing = set(workload_class.__abstractmethods__)
-    has_loss = workload_class.loss is not Workload.loss
-    if not has_loss:
+    if workload_class.loss is Workload.loss:
         missing.add("loss")
-    is_default = {
-        "evaluate": workload_class.evaluate is Workload.evaluate,
-        "metrics": workload_class.metrics is Workload.metrics,
+    own = {
+        name
+        for name in ("evaluate", "metrics")
+        if getattr(workload_class, name) is not getattr(Workload, name)
     }
-    loss_will_do = all(is_default.values()) and (has_loss or "loss" in missing)
-    if not loss_will_do:
-        missing.update(name for name, absent in is_default.items() if absent)
+    if len(own) == 1:
+        missing |= {"evaluate", "metrics"} - own
     return sorted(missing)
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from workloads.base import Classifier, Splits
-from workloads.data import Images, load_images
-from workloads.options import CNNOptions
+from workloads.cnn_settings import CNNOptions
+from workloads.image_classifier import ImageClassifier
 from workloads.schedules import one_cycle
-from workloads.sources import ImageData
 
 KERNEL = 5  # rows and columns of a convolution's kernel
 DENSE = 128  # features between the convolutions and the logits
@@ -89,30 +85,19 @@ def flattened_features(size: tuple[int, int], channels: int) -> int:
     return last.out_channels * rows * columns
 
 
-class CNN(Classifier):
+class CNN(ImageClassifier):
     """Two convolutions and two linear layers, trained with Adam and a one-cycle schedule.
 
     The defaults have 215,370 parameters on 28x28 images of ten classes.
     """
 
     Options = CNNOptions
-    Data: ClassVar = ImageData
     batch_size = 64
     options: CNNOptions
-    data: ImageData
-
-    @cached_property
-    def images(self) -> Images:
-        """The data set, loaded on first use."""
-        return load_images(self.data)
-
-    def splits(self) -> Splits:
-        """Return images float32 (samples, 1, height, width) with labels int64 (samples,)."""
-        return self.images.splits
 
     def build_model(self) -> nn.Module:
         """Return the network with torch's default initialization."""
-        return ConvNet(self.images.size, self.images.classes, self.options)
+        return ConvNet(self.image_size, self.data.classes, self.options)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return Adam in its fused implementation; `lr` is the peak of the schedule."""
@@ -134,7 +119,7 @@ class CNN(Classifier):
 
             3 * (sum over layers of forward) - forward of the first convolution
         """
-        size, classes = self.images.size, self.images.classes
+        size, classes = self.image_size, self.data.classes
         products: list[int] = []
         for stage in stages(size, self.options.width):
             pixels = stage.height * stage.width

@@ -1,4 +1,4 @@
-"""Takes the samples of a workload from torch's Datasets, and says what to write instead of a DataLoader."""
+"""Takes the samples of a workload from torch's Datasets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
 from workloads.base import Batch, Samples, Splits, Workload
 
@@ -43,9 +37,8 @@ class DatasetSamples:
 
         `before_sample` is called with the index of each sample that is fetched by itself.
         """
-        fetch_all = getattr(
-            self._dataset, "__getitems__", None
-        )  # torch's way to fetch many at once
+        # torch's way to fetch many at once
+        fetch_all = getattr(self._dataset, "__getitems__", None)
         if fetch_all:
             samples = fetch_all([self._rows[index] for index in indices])
         else:
@@ -60,7 +53,7 @@ class DatasetSamples:
         if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
             return tuple(batch)
         raise TypeError(
-            f"collate_fn(): found {_described(batch)}; allowed: a tensor or a tuple of tensors, as of"
+            f"collate_fn(): found a {type(batch).__name__}; allowed: a tensor or a tuple of tensors, as of"
             " a method collate_fn(self, samples) of the workload"
         )
 
@@ -72,7 +65,7 @@ def load_splits(workload: Workload) -> Splits:
     """
     splits: Any = workload.splits()
     if not isinstance(splits, Splits):
-        _check_dataset(workload, "", splits)
+        _check_dataset(workload, splits)
         count = len(splits)
         # Drawn, because every tenth sample may be of one class, or a neighbor of those before it.
         drawn = random.Random(SPLIT_SEED).sample(range(count), max(1, round(TEST_SHARE * count)))
@@ -80,61 +73,23 @@ def load_splits(workload: Workload) -> Splits:
         train = sorted(set(range(count)).difference(drawn))
         collate = workload.collate_fn
         return Splits(DatasetSamples(splits, collate, train), DatasetSamples(splits, collate, test))
-    adapted: dict[str, Samples | None] = {}
+    adapted: dict[str, Samples] = {}
     for entry in fields(Splits):
         samples: Any = getattr(splits, entry.name)
         if samples is not None and not hasattr(samples, "batch"):
-            _check_dataset(workload, entry.name, samples)
+            _check_dataset(workload, samples)
             samples = DatasetSamples(samples, workload.collate_fn, range(len(samples)))
         adapted[entry.name] = samples
-    if all(adapted[entry.name] is getattr(splits, entry.name) for entry in fields(Splits)):
-        return splits
-    return Splits(**adapted)  # type: ignore[arg-type]
+    return Splits(**adapted)
 
 
-def _check_dataset(workload: Workload, name: str, found: Any) -> None:
-    """Raise TypeError unless `found` is a map-style Dataset; `name` is its field of `Splits`."""
-    of = f" for {name}" if name else ""
-    where = f"{type(workload).__name__}.splits(): found {_described(found)}{of}"
-    if isinstance(found, DataLoader):
-        raise TypeError(f"{where}; {_line_instead(found)}")
-    if isinstance(found, IterableDataset) or not isinstance(found, Dataset):
-        # Not every Dataset derives from torch's, such as those of the Hub.
-        has_samples = hasattr(found, "__getitem__") and hasattr(found, "__len__")
-        if isinstance(found, IterableDataset | list | tuple | dict) or not has_samples:
-            raise TypeError(
-                f"{where}; allowed: Splits(train, test) of Datasets with a length, or of samples such"
-                " as TensorSamples or StreamSamples"
-            )
-    if not hasattr(found, "__len__"):
-        raise TypeError(f"{where} without a length; allowed: one with __len__")
-
-
-def _line_instead(loader: DataLoader[Any]) -> str:
-    """Return what to write for a DataLoader, whose batches and order are the harness's to make."""
-    line = "write its `.dataset` there, as in `Splits(train_loader.dataset, test_loader.dataset)`"
-    if loader.batch_size is not None:
-        line += f", and `batch_size = {loader.batch_size}` in the class"
-    collate = loader.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
-    if name != "default_collate":
-        line += f", and `collate_fn = staticmethod({name})`"
-    sampler = loader.sampler
-    if not isinstance(sampler, SequentialSampler | RandomSampler):
-        line += (
-            f"; its {type(sampler).__name__} is dropped with it: repeat or leave out samples in the"
-            " Dataset instead"
+def _check_dataset(workload: Workload, found: Any) -> None:
+    """Raise TypeError unless `found` has samples by index and a length."""
+    # Not every Dataset derives from torch's, such as those of the Hub.
+    has_samples = hasattr(found, "__getitem__") and hasattr(found, "__len__")
+    if isinstance(found, DataLoader | IterableDataset | list | tuple | dict) or not has_samples:
+        raise TypeError(
+            f"{type(workload).__name__}.splits(): found a {type(found).__name__}; allowed: Splits(train, test)"
+            " of Datasets with a length, such as the `.dataset` of a DataLoader, or of samples such as"
+            " TensorSamples or StreamSamples; the harness makes the batches"
         )
-    return f"{line}: the harness makes the batches"
-
-
-def _described(value: Any) -> str:
-    """Return the kind of a value for errors, as in `a DataLoader` and `a dict of input_ids, labels`."""
-    kind = type(value).__name__
-    article = "an" if kind[:1] in "AEIOUaeiou" else "a"
-    if isinstance(value, dict):
-        return f"{article} {kind} of {', '.join(map(str, value)) or 'nothing'}"
-    if isinstance(value, list | tuple):
-        kinds = dict.fromkeys(type(part).__name__ for part in value)
-        return f"{article} {kind} of {', '.join(kinds) or 'nothing'}"
-    return f"{article} {kind}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer
@@ -18,15 +17,15 @@ from transformers.models.distilbert.configuration_distilbert import DistilBertCo
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
 from workloads.base import Batch, Classifier, Splits, Target
-from workloads.data import Texts, load_texts
-from workloads.files import CHECKPOINT, TOKENIZER, WEIGHTS
-from workloads.options import POSITIONS, DistilBertOptions
-from workloads.schedules import one_cycle
-from workloads.sources import TextData
+from workloads.distilbert_settings import (
+    POSITIONS,
+    TOKENIZER,
+    WEIGHTS,
+    DistilBertOptions,
+)
+from workloads.schedules import decayed_matrices, one_cycle
+from workloads.texts import TextData
 from workloads.tokenizer import encode, trained
-
-if TYPE_CHECKING:
-    pass
 
 PAD = 0  # the id of the padding token, also in the published vocabulary
 HEAD = ("pre_classifier.", "classifier.")  # the parameters that a pretrained encoder need not have
@@ -95,89 +94,62 @@ class DistilBert(Classifier):
         self.target = Target(options.target)
 
     @cached_property
-    def texts(self) -> Texts:
-        """The data set as text, loaded on first use."""
-        return load_texts(self.data)
+    def texts(self) -> Mapping[str, tuple[list[str], list[str]]]:
+        """The texts of each split by its name, and their labels; raises ValueError for bad files."""
+        rows, tested = self.data.samples()
+        splits: dict[str, tuple[list[str], list[str]]] = {}
+        for name, indices in self.data.split([label for _, label in rows], tested).items():
+            texts = [rows[index][0] for index in indices]
+            splits[name] = texts, [rows[index][1] for index in indices]
+        return splits
 
     @cached_property
-    def samples(self) -> tuple[TokenSamples, TokenSamples, TokenSamples | None]:
-        """The training, test and validation sets as token ids; None without a validation set."""
-        texts = self.texts
-        validation = None
-        if texts.validation:
-            validation = self._tokenize(texts.validation, texts.validation_labels)
-        return (
-            self._tokenize(texts.train, texts.train_labels),
-            self._tokenize(texts.test, texts.test_labels),
-            validation,
-        )
+    def classes(self) -> list[str]:
+        """The labels of training in alphabetical order, which numbers them."""
+        return sorted(set(self.texts["train"][1]))
+
+    @cached_property
+    def samples(self) -> Mapping[str, TokenSamples]:
+        """The token ids of each split by its name."""
+        return {name: self._tokenize(*split) for name, split in self.texts.items()}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The pretrained model's tokenizer, or one that is trained on the training texts."""
-        if self.checkpoint_folder:
-            return Tokenizer.from_file(str(self.checkpoint_folder / TOKENIZER))
-        return trained(self.texts.train, self.options.architecture.vocabulary)
-
-    @cached_property
-    def checkpoint_folder(self) -> Path | None:
-        """The folder of the pretrained model, None when training from scratch.
-
-        A model of the hub is downloaded unless the hub's cache has it; raises ValueError if neither
-        has it.
-        """
-        if self.options.hub is None:
-            return self.options.pretrained
-        from huggingface_hub import snapshot_download
-
-        name, _, revision = self.options.hub.partition("@")
-        try:
-            folder = snapshot_download(
-                name, revision=revision or None, allow_patterns=list(CHECKPOINT)
-            )
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"hub: found no {self.options.hub} ({reason});"
-                " allowed: a folder, or what the hub or its cache has"
-            ) from error
-        return Path(folder)
+        if self.options.pretrained:
+            return Tokenizer.from_file(str(self.options.pretrained / TOKENIZER))
+        return trained(self.texts["train"][0], self.options.architecture.vocab_size)
 
     @cached_property
     def config(self) -> DistilBertConfig:
         """The architecture, with the dropout of the options and the number of classes."""
         dropout = self.options.dropout
         overrides: dict[str, Any] = {
-            "num_labels": len(self.texts.classes),
+            "num_labels": len(self.classes),
             "dropout": dropout,
             "attention_dropout": dropout,
             "seq_classif_dropout": dropout,
             "attn_implementation": "sdpa",
         }
-        if self.checkpoint_folder:
-            return DistilBertConfig.from_pretrained(self.checkpoint_folder, **overrides)
-        shape = self.options.architecture
+        if self.options.pretrained:
+            return DistilBertConfig.from_pretrained(self.options.pretrained, **overrides)
         return DistilBertConfig(
-            vocab_size=shape.vocabulary,
+            **vars(self.options.architecture),
             max_position_embeddings=POSITIONS,
-            n_layers=shape.layers,
-            n_heads=shape.heads,
-            dim=shape.width,
-            hidden_dim=shape.feedforward,
             pad_token_id=PAD,
             **overrides,
         )
 
     def splits(self) -> Splits:
         """Return the texts as token ids, with their labels."""
-        return Splits(*self.samples)
+        return Splits(**self.samples)
 
     def build_model(self) -> nn.Module:
         """Return the model: freshly initialized, or with pretrained weights and a new head.
 
         Raises ValueError if a pretrained model lacks weights of the encoder.
         """
-        folder = self.checkpoint_folder
+        folder = self.options.pretrained
         if folder is None:
             return SequenceClassifier(DistilBertForSequenceClassification(self.config))
         loaded: Any = DistilBertForSequenceClassification.from_pretrained(
@@ -188,9 +160,7 @@ class DistilBert(Classifier):
             output_loading_info=True,
         )
         bert, report = loaded
-        missing = set(report["missing_keys"])
-        mismatched = {name for name, *_ in report["mismatched_keys"]}
-        lacking = sorted(name for name in missing | mismatched if not name.startswith(HEAD))
+        lacking = sorted(name for name in report["missing_keys"] if not name.startswith(HEAD))
         if lacking:
             raise ValueError(
                 f"{folder / WEIGHTS}: found no fitting {lacking[0]};"
@@ -215,12 +185,7 @@ class DistilBert(Classifier):
 
         Matrices are decayed, biases and the weights of layer norms are not.
         """
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = decayed_matrices(model, self.options.weight_decay)
         return torch.optim.AdamW(groups, lr=self.options.peak_lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
@@ -251,25 +216,28 @@ class DistilBert(Classifier):
         their means over the training texts, without padding: how much padding a text gets depends
         on the others in its batch.
         """
-        lengths = self.samples[0].lengths.double()
+        lengths = self.samples["train"].lengths.double()
         if self.options.padding == "fixed":
             lengths = torch.full_like(lengths, self.options.sequence)
         t, t2 = float(lengths.mean()), float(lengths.square().mean())
         d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
-        head = 2 * d**2 + 2 * d * len(self.texts.classes)
+        head = 2 * d**2 + 2 * d * len(self.classes)
         operations: float = 3 * (self.config.n_layers * layer + head)
         return operations
 
-    def _tokenize(self, texts: Sequence[str], labels: Tensor) -> TokenSamples:
+    def _tokenize(self, texts: Sequence[str], labels: Sequence[str]) -> TokenSamples:
         """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
-        encoded = [
-            torch.tensor(ids) for ids in encode(self.tokenizer, texts, self.options.sequence)
-        ]
-        tokens = pad_sequence(encoded, batch_first=True, padding_value=PAD)
-        lengths = torch.tensor([len(ids) for ids in encoded])
+        ids = encode(self.tokenizer, texts, self.options.sequence)
+        tokens = pad_sequence([torch.tensor(row) for row in ids], True, PAD)
         fixed = self.options.padding == "fixed"
         if fixed:
             missing_columns = self.options.sequence - tokens.shape[1]
             tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)
-        return TokenSamples(tokens, lengths, labels, fixed)
+        numbers = {label: number for number, label in enumerate(self.classes)}
+        return TokenSamples(
+            tokens,
+            torch.tensor([len(row) for row in ids]),
+            torch.tensor([numbers[label] for label in labels]),
+            fixed,
+        )

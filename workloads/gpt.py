@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.base import Batch, Splits, Target, TensorSamples, Workload
-from workloads.options import GPTOptions
-from workloads.schedules import one_cycle
-from workloads.sources import CorpusData
-
-if TYPE_CHECKING:
-    pass
+from workloads.gpt_settings import CorpusData, DecoderShape, GPTOptions
+from workloads.schedules import decayed_matrices, one_cycle
 
 ROTARY_BASE = 10_000.0  # of the wavelengths of positions (Su et al. 2021)
 INITIAL_STD = 0.02  # of weights, as in GPT-2
@@ -71,9 +67,8 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each added to what is normalized before it."""
 
-    def __init__(self, options: GPTOptions) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        shape = options.architecture
         self.attention_norm = nn.RMSNorm(shape.width)
         self.attention = Attention(shape.width, shape.width // shape.heads)
         self.feed_forward_norm = nn.RMSNorm(shape.width)
@@ -89,11 +84,10 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Layers between an embedding and its transpose."""
 
-    def __init__(self, options: GPTOptions, sequence: int) -> None:
+    def __init__(self, shape: DecoderShape, sequence: int) -> None:
         super().__init__()
-        shape = options.architecture
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Layer(options) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
         cosines, sines = rotations(sequence, shape.width // shape.heads)
         self.register_buffer("cosines", cosines, persistent=False)
@@ -157,8 +151,7 @@ class GPT(Workload):
         The last byte of a sequence is the first one of the next: each byte but the first is
         predicted once. Bytes that fill no sequence are left out.
         """
-        parts = [self._packed(part) for part in self.data.parts()]
-        train, validation, test = parts
+        train, validation, test = [self._packed(part) for part in self.data.parts()]
         return Splits(train, test, validation if len(validation) else None)
 
     def _packed(self, text: bytes) -> TensorSamples:
@@ -173,7 +166,7 @@ class GPT(Workload):
 
     def build_model(self) -> nn.Module:
         """Return the decoder, freshly initialized."""
-        return Decoder(self.options, self.data.sequence)
+        return Decoder(self.options.shape, self.data.sequence)
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross-entropy of each next byte in nats, shape (samples, sequence)."""
@@ -199,12 +192,7 @@ class GPT(Workload):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return AdamW in its fused implementation; matrices are decayed, norms are not."""
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        groups = decayed_matrices(model, self.options.weight_decay)
         return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
@@ -241,7 +229,7 @@ class GPT(Workload):
         kernels may compute the masked half of the scores, or scores again in backward, is no work
         of the model.
         """
-        shape, t = self.options.architecture, self.data.sequence
+        shape, t = self.options.shape, self.data.sequence
         d, f, v = shape.width, shape.feedforward, shape.vocabulary
         layer = 8 * t * d**2 + 2 * d * t * (t + 1) + 6 * t * d * f
         return 3.0 * (shape.layers * layer + 2 * t * d * v)

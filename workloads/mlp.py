@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workloads.base import Classifier, Splits
-from workloads.data import Images, load_images
-from workloads.options import MLPOptions
-from workloads.sources import ImageData
+from workloads.image_classifier import ImageClassifier
+from workloads.mlp_settings import MLPOptions
 
 
 class Perceptron(nn.Module):
@@ -41,32 +37,21 @@ class Perceptron(nn.Module):
         return result
 
 
-class MLP(Classifier):
+class MLP(ImageClassifier):
     """Linear layers of 784-256-128-10 features with dropout 0.2, trained with Adam.
 
     These are the defaults on 28x28 images of ten classes: 235,146 parameters.
     """
 
     Options = MLPOptions
-    Data: ClassVar = ImageData
     batch_size = 64
     options: MLPOptions
-    data: ImageData
-
-    @cached_property
-    def images(self) -> Images:
-        """The data set, loaded on first use."""
-        return load_images(self.data)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Features between the layers: pixels, the hidden widths, classes."""
-        height, width = self.images.size
-        return (height * width, *self.options.hidden, self.images.classes)
-
-    def splits(self) -> Splits:
-        """Return images float32 (samples, 1, height, width) with labels int64 (samples,)."""
-        return self.images.splits
+        height, width = self.image_size
+        return (height * width, *self.options.hidden, self.data.classes)
 
     def build_model(self) -> nn.Module:
         """Return the perceptron with torch's default initialization."""

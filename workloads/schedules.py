@@ -1,9 +1,11 @@
-"""Learning-rate schedules."""
+"""What recipes of training share: a schedule of learning rates, and which weights decay."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -31,3 +33,13 @@ def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> LRScheduler:
         return (1 + math.cos(math.pi * progress)) / 2
 
     return LambdaLR(optimizer, factor)
+
+
+def decayed_matrices(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return an optimizer's groups of parameters: matrices are decayed, biases and norms are not."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -40,7 +39,17 @@ def shared_tensors(
     from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
-    path = _folders[0] / f"{_identity(settings, files)}.safetensors"
+    states: list[object] = [settings]
+    for file in files:
+        status = file.stat()
+        states += [
+            file.absolute(),
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        ]
+    path = _folders[0] / f"{hashlib.sha256(repr(states).encode()).hexdigest()}.safetensors"
     if not path.exists():
         tensors = decode()
         # Another name until it is whole; other ranks may write the same at the same time.
@@ -49,27 +58,10 @@ def shared_tensors(
             save_file(dict(tensors), unfinished)
             unfinished.replace(path)
         except (OSError, SafetensorError):  # a full disk, say: this process has what it needs
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             return tensors
     tensors = load_file(path)  # which maps the file
     for tensor in tensors.values():
         # A number of every page is read, or the first epoch would wait while the kernel maps them.
         tensor.view(-1)[:: max(1, PAGE_BYTES // tensor.element_size())].sum()
     return tensors
-
-
-def _identity(settings: object, files: Iterable[Path]) -> str:
-    """Return a digest of settings and of the states of files, which any change of a file changes."""
-    parts = [repr(settings)]
-    for path in files:
-        status = path.stat()
-        state = (
-            status.st_dev,
-            status.st_ino,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
-        parts.append(f"{path.absolute()} {state}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

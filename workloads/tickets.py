@@ -11,79 +11,89 @@ import random
 
 Row = tuple[str, str]  # a text and its label
 
+
+def _lines(text: str) -> tuple[str, ...]:
+    """Return the lines of a text that is written one to a line."""
+    return tuple(text.strip().splitlines())
+
+
 # The request of a ticket, by class. The vocabulary of the classes overlaps on purpose: cards,
 # invoices, logins and plans occur in every class.
 REQUESTS = {
-    "billing": (
-        "i was charged {amount} twice for {month}",
-        "the invoice for {month} shows the wrong amount",
-        "please refund the {amount} taken from my card",
-        "my card was declined although it is valid until next year",
-        "the discount code is missing from my {product} invoice",
-        "why did the price of the {plan} plan go up to {amount}",
-        "i need a receipt with our tax number for {month}",
-        "the payment is still pending after {number} days",
-        "you billed the {plan} plan but we cancelled in {month}",
-        "can we pay for the {product} by bank transfer and not by card",
-    ),
-    "technical": (
-        "the {product} crashes when i open an invoice on my {device}",
-        "the login page stays blank on my {device}",
-        "i see error {number} each time i save",
-        "the payment form does not load in my browser",
-        "syncing my {device} with the {product} stopped in {month}",
-        "the export of {number} rows never finishes",
-        "after the update the {product} is very slow on my {device}",
-        "the app freezes as soon as i change a setting of my profile",
-        "no notification reaches my {device} any more",
-        "the {plan} plan lists search but the button does nothing",
-    ),
-    "account": (
-        "i cannot log in since i changed my email",
-        "please close my account and delete my data",
-        "the reset link for my password has expired",
-        "add {number} members of my team to the {plan} plan",
-        "i want to move my profile from the {product} to another address",
-        "my account is locked after {number} attempts on my {device}",
-        "change the owner of our account before the invoice of {month}",
-        "how do i turn on two factor login on my {device}",
-        "the name on my profile and on my card differ, please update it",
-        "somebody else signed in to my account in {month}",
-    ),
+    "billing": _lines("""
+i was charged {amount} twice for {month}
+the invoice for {month} shows the wrong amount
+please refund the {amount} taken from my card
+my card was declined although it is valid until next year
+the discount code is missing from my {product} invoice
+why did the price of the {plan} plan go up to {amount}
+i need a receipt with our tax number for {month}
+the payment is still pending after {number} days
+you billed the {plan} plan but we cancelled in {month}
+can we pay for the {product} by bank transfer and not by card
+"""),
+    "technical": _lines("""
+the {product} crashes when i open an invoice on my {device}
+the login page stays blank on my {device}
+i see error {number} each time i save
+the payment form does not load in my browser
+syncing my {device} with the {product} stopped in {month}
+the export of {number} rows never finishes
+after the update the {product} is very slow on my {device}
+the app freezes as soon as i change a setting of my profile
+no notification reaches my {device} any more
+the {plan} plan lists search but the button does nothing
+"""),
+    "account": _lines("""
+i cannot log in since i changed my email
+please close my account and delete my data
+the reset link for my password has expired
+add {number} members of my team to the {plan} plan
+i want to move my profile from the {product} to another address
+my account is locked after {number} attempts on my {device}
+change the owner of our account before the invoice of {month}
+how do i turn on two factor login on my {device}
+the name on my profile and on my card differ, please update it
+somebody else signed in to my account in {month}
+"""),
 }
 # The empty string stands for no opening.
 OPENINGS = (
-    "hello",
-    "hi there",
-    "good morning",
-    "dear team",
-    "to whom it may concern",
-    "hey",
-    "urgent",
+    *_lines("""
+hello
+hi there
+good morning
+dear team
+to whom it may concern
+hey
+urgent
+"""),
     "",
 )
 # Sentences that mention a request of another class, which is not what the ticket is about.
-SETTLED = (
-    "last week i wrote that {other} and that is settled",
-    "unlike my friend who says that {other}",
-    "this is not the old matter that {other}",
-    "your colleague already solved that {other}",
-)
+SETTLED = _lines("""
+last week i wrote that {other} and that is settled
+unlike my friend who says that {other}
+this is not the old matter that {other}
+your colleague already solved that {other}
+""")
 # Sentences that fit every class.
-VAGUE = (
-    "it worked fine until {month}",
-    "i use the {product} on my {device} every day",
-    "we have been on the {plan} plan for {number} months",
-    "i tried it {number} times and still have the problem",
-    "something is wrong with my {product} and nobody answers",
-    "the help page of the {product} did not help",
-)
+VAGUE = _lines("""
+it worked fine until {month}
+i use the {product} on my {device} every day
+we have been on the {plan} plan for {number} months
+i tried it {number} times and still have the problem
+something is wrong with my {product} and nobody answers
+the help page of the {product} did not help
+""")
 CLOSINGS = (
-    "thanks",
-    "please advise",
-    "regards",
-    "can you fix this today",
-    "waiting for your answer",
+    *_lines("""
+thanks
+please advise
+regards
+can you fix this today
+waiting for your answer
+"""),
     "",
 )
 # What the placeholders in the sentences are filled with.
@@ -110,16 +120,26 @@ def tickets(rows: int, seed: int) -> list[Row]:
     or reordering one changes all tickets after it.
     """
     rng = random.Random(seed)
-    classes = sorted(REQUESTS)
-    labels = [classes[i % len(classes)] for i in range(rows)]
-    rng.shuffle(labels)
     generated: list[Row] = []
-    for label in labels:
+    for label in _draw_labels(rng, rows):
         topic = label
         if rng.random() < MISLABELED_SHARE:
             topic = _other_class(rng, label)
         generated.append((_ticket_text(rng, topic), label))
     return generated
+
+
+def ticket_labels(rows: int, seed: int) -> list[str]:
+    """Return the labels of the tickets alone."""
+    return _draw_labels(random.Random(seed), rows)
+
+
+def _draw_labels(rng: random.Random, rows: int) -> list[str]:
+    """Return as many labels as there are rows, shuffled by the first draws."""
+    classes = sorted(REQUESTS)
+    labels = [classes[i % len(classes)] for i in range(rows)]
+    rng.shuffle(labels)
+    return labels
 
 
 def _other_class(rng: random.Random, topic: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
@@ -35,19 +34,20 @@ def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     and merges pairs of equal frequency in the order of these numbers. Passing all characters as
     special tokens numbers them in a fixed order first.
     """
-    with _tokenizers_threads_off():
-        learner = _make_tokenizer({})
-        alphabet = _alphabet(learner, texts)
-        continuations = [f"##{character}" for character in alphabet]
-        trainer = WordPieceTrainer(
-            vocab_size=vocabulary,
-            min_frequency=MIN_FREQUENCY,
-            special_tokens=[*SPECIAL, *alphabet, *continuations],
-            limit_alphabet=len(alphabet),
-            initial_alphabet=alphabet,
-            show_progress=False,
-        )
-        learner.train_from_iterator(texts, trainer)
+    # It trains in the calling thread, which only this variable can tell it.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    learner = _make_tokenizer({})
+    alphabet = _alphabet(learner, texts)
+    continuations = [f"##{character}" for character in alphabet]
+    trainer = WordPieceTrainer(
+        vocab_size=vocabulary,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=[*SPECIAL, *alphabet, *continuations],
+        limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
     return _make_tokenizer(learner.get_vocab())
 
 
@@ -75,18 +75,3 @@ def _alphabet(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
     by_frequency = sorted(counts, key=lambda character: (-counts[character], character))
     frequent = by_frequency[:MAX_ALPHABET]
     return sorted(character for character in frequent if not character.isspace())
-
-
-@contextmanager
-def _tokenizers_threads_off() -> Iterator[None]:
-    """Have tokenizers train in the calling thread, which only this variable can tell it."""
-    name = "TOKENIZERS_PARALLELISM"
-    previous = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = previous

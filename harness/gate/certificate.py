@@ -26,7 +26,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
 from harness.statistics.interval import share_interval
-from workloads.options import Between
+from workloads.settings import Between
 
 SCHEMA = "6.0"
 CERTIFICATE_FORMAT = FileFormat(

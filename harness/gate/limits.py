@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from harness.core.errors import BadInput, parse_percentage
 from harness.spec.cell import Cell
 from harness.spec.document import Document, read_document
-from workloads.options import Between
+from workloads.settings import Between
 
 GATE_FILE_NAME = "gate.yaml"
 Policy = Literal["ignore", "warn", "fail"]

@@ -109,7 +109,7 @@ def start_from_script(
                 f" `uses: {script.name}` in a sweep (harness init without a file writes one)"
             )
         files = find_source(script.name, script.parent).files.values()
-    except ValueError as error:
+    except (ValueError, SyntaxError) as error:
         raise BadInput(str(error)) from None
     facts = read_script(script, list(files))
     _check_required(script, facts, arguments)

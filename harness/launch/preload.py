@@ -18,16 +18,16 @@ import harness.training.worker  # noqa: F401
 from harness.records.code import training_digest
 from harness.records.environment import look_up_software
 from harness.spec.axes import STRATEGIES
-from workloads.catalog import BUILT_IN, HEAVY_MODULES
+from workloads.catalog import BUILT_IN, heavy_modules
 
 
 def load() -> None:
     """Import the strategies and the workloads, and look up what ranks remember of the software."""
     for implementation in STRATEGIES.values():
         import_module(implementation.partition(":")[0])
-    for declaration in BUILT_IN.values():
+    for name, declaration in BUILT_IN.items():
         module, _, _ = declaration.path.partition(":")
-        if module not in HEAVY_MODULES:  # those are for forkservers of the cells that train them
+        if not heavy_modules(name):  # those are for forkservers of the cells that train them
             import_module(module)
     look_up_software()
     training_digest()  # of the code that is loaded here, whatever becomes of its files

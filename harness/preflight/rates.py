@@ -21,7 +21,7 @@ from harness.core.paths import write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.records.series import Numbers
-from workloads.options import Between
+from workloads.settings import Between
 
 RATES_FILE = "rates.json"  # in the folder of the ranks that search
 CURVE_FORMAT = FileFormat(name="rank's losses", is_sealed=True)

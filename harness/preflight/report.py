@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from harness.core.paths import write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from workloads.options import Between
+from workloads.settings import Between
 
 CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload
 CHECKS_FORMAT = FileFormat(name="rank's checks", is_sealed=True)

@@ -23,7 +23,7 @@ from typing import (
     get_type_hints,
 )
 
-from workloads.options import Between, Count, Rate
+from workloads.settings import Between, Count, Rate
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
 # imports only the class of the strategy that a trial uses, so this table imports no torch.

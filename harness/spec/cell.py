@@ -25,7 +25,7 @@ from harness.core.errors import BadInput
 from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.stack import Stack
-from workloads.options import Between, Count
+from workloads.settings import Between, Count
 
 SOURCE = "source"  # the data setting that decides which others there are
 SECTIONS = ("options", "data")  # of the settings of a workload

@@ -17,7 +17,7 @@ from harness.spec.document import read_document
 from harness.spec.environment import NAME, PREFIX
 from harness.spec.slurm import SlurmOptions, require_printable
 from harness.spec.validity import ValidityRules
-from workloads.options import Count
+from workloads.settings import Count
 
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.

@@ -28,8 +28,9 @@ from harness.core.paths import write_atomically
 from harness.core.validation import Key
 from harness.spec.cell import WorkloadCode, WorkloadRef
 from workloads.catalog import find_source
+from workloads.code import CodeSource
 from workloads.importing import user_files
-from workloads.options import Settings
+from workloads.settings import Settings
 
 if TYPE_CHECKING:  # ranks check files too, and load no library that reads sweep files
     from harness.spec.document import Document
@@ -42,9 +43,8 @@ MISSING = "missing"  # instead of the digest of a file that was removed after it
 Files = list[tuple[str, Path]]  # with the names that count
 
 
-def describe_workload_code(uses: str, base_folder: Path) -> WorkloadCode:
+def describe_code(source: CodeSource) -> WorkloadCode:
     """Return the code of a workload as it is on disk now; raises OSError for a file that can't be read."""
-    source = find_source(uses, base_folder)
     return WorkloadCode(
         files={name: _digest(path) for name, path in source.files.items()},
         distribution=source.distribution,
@@ -79,7 +79,7 @@ def check_code(reference: WorkloadRef, base_folder: Path) -> None:
     planned = reference.code
     if planned is None:
         return
-    present = describe_workload_code(reference.uses, base_folder)
+    present = describe_code(find_source(reference.uses, base_folder))
     if present == planned:
         return
     name = changed_parts(planned, present)[0]

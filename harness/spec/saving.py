@@ -9,7 +9,7 @@ from typing import Annotated
 from harness.core.errors import BadInput
 from harness.core.text import parse_duration
 from harness.core.validation import shown
-from workloads.options import Between
+from workloads.settings import Between
 
 NEVER = "never"
 DEFAULT_OF_JOBS = "10m"  # a job may end at any moment

@@ -29,7 +29,7 @@ from harness.spec.workload import (
     refuse_secret,
     uses_key,
 )
-from workloads.options import Settings
+from workloads.settings import Settings
 
 # What a placeholder may name besides options and axes: the trial's seed, the steps of its length, and
 # its folder in the results, or a rank's share of the batch.

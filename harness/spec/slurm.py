@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from workloads.options import Between, Count
+from workloads.settings import Between, Count
 
 # `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
 # days are there: see `time_limit`.

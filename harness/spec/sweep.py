@@ -38,7 +38,7 @@ from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack
 from harness.spec.workload import PlannedWorkload, Seeds, SweepWorkload, WorkloadEntry
 from workloads.catalog import BUILT_IN
-from workloads.options import Between
+from workloads.settings import Between
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from workloads.options import Between
+from workloads.settings import Between
 
 # A fraction, from 0 to 1.
 Share = Annotated[float, Between(0, 1)]

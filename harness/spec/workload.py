@@ -43,20 +43,20 @@ from harness.spec.cell import (
 from harness.spec.document import Document
 from harness.spec.files import (
     FileDigests,
+    describe_code,
     describe_files,
-    describe_workload_code,
     files_by_setting,
 )
 from workloads.catalog import (
     BUILT_IN,
     Declaration,
     canonical_name,
+    find_source,
     is_script,
     load_class,
     relative_name,
 )
-from workloads.files import UnknownColumn
-from workloads.options import Count, Settings, map_paths
+from workloads.settings import Count, Settings, map_paths
 
 Seeds = list[Seed]
 UNKNOWN_BATCH_SIZE = 1  # of a script
@@ -235,8 +235,6 @@ class SweepWorkload:
             settings.check()
         except ValueError as error:
             message = str(error)
-            if isinstance(error, UnknownColumn):
-                message += f"; name it as --set {dotted((*key, error.setting))}=COLUMN"
             # At the field that the message begins with, if any.
             name, _, problem = message.partition(": ")
             if name in {setting.name for setting in fields(settings)}:
@@ -254,14 +252,15 @@ class SweepWorkload:
             uses = self.declaration.path
         base = base_folder(self.document)
         try:
-            code = describe_workload_code(uses, base)
+            source = find_source(uses, base)
+            code = describe_code(source)
         except OSError as error:
             problem = f"{error.filename}: can't be read: {error.strerror}"
             raise self.document.error(uses_key(self.label, self.entry), problem) from None
         return WorkloadRef(
             label=self.label,
             uses=relative_name(uses, base),
-            identity={"uses": canonical_name(uses, base), **identity},
+            identity={"uses": canonical_name(uses, source), **identity},
             code=code,
             **own,
         )

@@ -38,28 +38,13 @@ def test_path_that_is_missing_from_the_file() -> None:
 @pytest.mark.parametrize(
     ("damage", "file", "problem"),
     [
-        (
-            {NAMES[0]: None},
-            NAMES[0],
-            "found no such file; allowed: this file, gzipped (.gz) or not",
-        ),
+        ({NAMES[0]: None}, NAMES[0], "found No such file or directory; allowed: a readable file"),
         ({NAMES[0]: b""}, NAMES[0], "found an empty file at the start; allowed: 00000803"),
-        (
-            {NAMES[0]: idx((10,), bytes(10))},
-            NAMES[0],
-            "found 00000801 at the start; allowed: 00000803",
-        ),
         (
             {NAMES[0]: idx((10, 2, 2), bytes(39))},
             NAMES[0],
             "found 39 values; allowed: the 10 x 2 x 2 of its header",
         ),
-        (
-            {NAMES[0]: b"\0\0\x08\x03\0\0"},
-            NAMES[0],
-            "found 6 bytes; allowed: at least the 16 of an IDX header",
-        ),
-        ({NAMES[0]: idx((0, 2, 2), b"")}, NAMES[0], "found no samples; allowed: at least one"),
         (
             {NAMES[1]: idx((9,), bytes(range(9)))},
             NAMES[1],
@@ -69,16 +54,6 @@ def test_path_that_is_missing_from_the_file() -> None:
             {NAMES[1]: idx((10,), bytes(range(1, 11)))},
             NAMES[1],
             "found label 10; allowed: 0 to 9, by classes",
-        ),
-        (
-            {NAMES[1]: idx((10,), bytes([0] * 10))},
-            NAMES[3],
-            "found label 1; allowed: the labels of training",
-        ),
-        (
-            {NAMES[2]: idx((2, 3, 3), bytes(18))},
-            NAMES[2],
-            "found images of 3 x 3; allowed: 2 x 2, as in training",
         ),
         (
             {NAMES[3]: gzip.compress(idx((2,), b"\0\1"))[:-4]},
@@ -102,37 +77,25 @@ def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem:
 
 def test_folder_of_images_that_is_missing(here: Path) -> None:
     Path("sweep.yaml").write_text(FILES, encoding="utf-8")
-    problem = "found no such folder; allowed: a folder with IDX files"
-    place = "workloads.mlp.data.path"
-    assert refused("run", "sweep.yaml") == f"sweep.yaml:4: {place}: {here / 'images'}: {problem}"
-    assert (
-        refused("run", "sweep.yaml", "--data", "other")
-        == f"--data other: {place}: {here / 'other'}: {problem}"
-    )
+    place, file = "workloads.mlp.data.path", NAMES[0]
+    problem = "found No such file or directory; allowed: a readable file"
+    images = here / "images" / file
+    assert refused("run", "sweep.yaml") == f"sweep.yaml:4: {place}: {images}: {problem}"
+    other = here / "other" / file
+    line = refused("run", "sweep.yaml", "--data", "other")
+    assert line == f"--data other: {place}: {other}: {problem}"
 
 
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
         (None, "found No such file or directory; allowed: a readable file"),
-        (b"", "found no header; allowed: a header and at least one row"),
         (b"text,label\n", "found no rows; allowed: a header and at least one row"),
         (
             b"text,category\nhi,a\n",
-            "found no single column 'label' (label); allowed: one of text, category;"
-            " name it as --set workloads.distilbert.data.label=COLUMN",
+            "found no single column 'label'; allowed as text and label: one each of text, category",
         ),
-        (b"text,label\nhi,a\nho\n", "found 1 fields in row 2; allowed: 2, as in the header"),
-        (
-            b"text,label\nhi,a\n,b\n",
-            "found an empty 'text' in row 2; allowed: a text and a label in every row",
-        ),
-        (b"text,label\nhi,a\nho,a\n", "found only the label 'a'; allowed: 2 labels or more"),
-        (
-            b"text,label\nhi,a\nho,a\nhm,b\n",
-            "found one row labeled 'b'; allowed: 2 or more, so that 15% can be held out",
-        ),
-        (b"text,label\ncaf\xe9,a\n", "found byte 0xe9 in line 2; allowed: UTF-8"),
+        (b"text,label\nhi,a\n,b\n", "found row 2 with more or fewer fields than the header, or"),
     ],
 )
 def test_texts(here: Path, texts: bytes | None, problem: str) -> None:
@@ -141,18 +104,6 @@ def test_texts(here: Path, texts: bytes | None, problem: str) -> None:
     Path("sweep.yaml").write_text(TEXTS, encoding="utf-8")
     place = f"sweep.yaml:4: workloads.distilbert.data.path: {here / 'texts.csv'}: "
     check(refused("run", "sweep.yaml"), place + problem)
-
-
-def test_label_of_the_test_set_that_training_lacks(here: Path) -> None:
-    Path("texts").mkdir()
-    Path("texts/train.csv").write_text("text,label\nhi,a\nho,b\n", encoding="utf-8")
-    Path("texts/test.csv").write_text("text,label\nhi,a\nhm,c\n", encoding="utf-8")
-    Path("sweep.yaml").write_text(TEXTS.replace("texts.csv", "texts"), encoding="utf-8")
-    line = refused("run", "sweep.yaml")
-    problem = (
-        f"{here / 'texts/test.csv'}: found label 'c' in row 2; allowed: the labels of training"
-    )
-    assert line == f"sweep.yaml:4: workloads.distilbert.data.path: {problem}"
 
 
 @pytest.mark.parametrize(

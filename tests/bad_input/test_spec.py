@@ -279,9 +279,9 @@ VALUES = [
         "sweep.yaml:4: workloads.cnn.options.dropout: found 1.5",
     ),
     param(
-        "two-architectures",
-        "name: demo\nworkloads:\n  distilbert:\n    options: {size: tiny, hub: some/model}\n",
-        "sweep.yaml:4: workloads.distilbert.options: found hub and size; allowed: one of them",
+        "vocabulary-of-a-folder",
+        "name: demo\nworkloads:\n  distilbert:\n    options: {vocabulary: 512, pretrained: model}\n",
+        "sweep.yaml:4: workloads.distilbert.options: found vocabulary and pretrained; allowed: one of them",
     ),
 ]
 

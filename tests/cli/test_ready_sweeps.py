@@ -18,7 +18,7 @@ from harness.records.record import Record
 from harness.spec.sweep import load_sweep, ready_sweeps
 from tests.support.running import local_profile
 from tests.support.tree import TOP
-from workloads.files import read_labeled
+from workloads.texts import read_rows
 
 pytestmark = pytest.mark.accuracy
 
@@ -142,7 +142,7 @@ def test_a_distilbert_from_scratch_reaches_85_percent_on_tickets(
 def write_subset(source: Path, folder: Path, classes: int) -> Path:
     """Write the texts of some classes, drawn by a seed, and return their folder."""
     splits = {
-        name: read_labeled(source / name, "text", "category") for name in ("train.csv", "test.csv")
+        name: read_rows(source / name, "text", "category") for name in ("train.csv", "test.csv")
     }
     labels = sorted({label for _, label in splits["train.csv"]})
     drawn = set(random.Random(0).sample(labels, classes))

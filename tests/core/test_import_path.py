@@ -19,8 +19,8 @@ from harness.core.import_path import import_variables
 PRELUDE
 try:
     import harness.spec
-    import workloads.options
-    found = workloads.options.__file__
+    import workloads.settings
+    found = workloads.settings.__file__
 except HarnessError as error:
     found = str(error)
 print(json.dumps([found, import_variables()]))
@@ -42,7 +42,7 @@ def test_the_package_beside_the_harness_is_imported_not_the_users(tmp_path: Path
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "__init__.py").write_text("MINE = 1\n")
     found, variables = describe(tmp_path)
-    assert found == str(ROOT / "workloads" / "options.py")
+    assert found == str(ROOT / "workloads" / "settings.py")
     assert variables == {}
     found, _ = describe(tmp_path, "import workloads")
     assert found == (

@@ -77,7 +77,7 @@ def test_the_command_line_of_a_script_comes_after_it() -> None:
             2,
             "found a file with a workload; allowed: a script",
         ),
-        ("x = = 1", (), 2, "found invalid syntax"),
+        ("x = = 1", (), 2, "invalid syntax"),
     ],
 )
 def test_what_does_not_run_leaves_no_file(

@@ -12,7 +12,7 @@ from harness.measure.flops import flops_per_sample
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from workloads import Batch, Splits
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 class Recurrent(nn.Module):

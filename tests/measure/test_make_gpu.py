@@ -123,10 +123,10 @@ def test_what_every_part_imports_is_required() -> None:
 def test_what_is_missing_is_said_at_once_with_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(driver, "missing_packages", lambda _: ["msgspec", "sklearn"])
+    monkeypatch.setattr(driver, "missing_packages", lambda _: ["msgspec", "tokenizers"])
     assert driver.main(["--output", str(tmp_path / "out"), "--device", "cpu"]) == 2
     shown = capsys.readouterr()
-    assert "  mlp is skipped without sklearn" in shown.out
+    assert "  distilbert-eager is skipped without tokenizers" in shown.out
     assert shown.err.startswith("found no msgspec; install it: python3 -m pip install msgspec;")
     assert not (tmp_path / "out").exists()
 

@@ -33,7 +33,7 @@ from tests.support.commands import harness
 from tests.support.line import LineFit, Options
 from tests.support.running import line_sweep, local_profile
 from tests.support.training import make_assignment, make_trainer
-from workloads.options import Settings
+from workloads.settings import Settings
 
 STEPS = 200
 

@@ -20,7 +20,7 @@ from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.records.files import write_record
 from harness.spec.cluster import Profile
 from tests.factories import make_record
-from workloads.options import Between
+from workloads.settings import Between
 
 
 @dataclass(frozen=True, kw_only=True)

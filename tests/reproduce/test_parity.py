@@ -25,7 +25,7 @@ from tests.support.line import LineFit, Options
 from tests.support.running import line_sweep
 from tests.support.sweeps import load
 from tests.support.training import SINGLE_MESH
-from workloads.options import Settings
+from workloads.settings import Settings
 
 TWO = {"strategy": "ddp", "world_size": 2}
 

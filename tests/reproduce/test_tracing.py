@@ -24,7 +24,7 @@ from harness.training.train import Trainer
 from tests.factories import make_cell
 from tests.support.training import SINGLE_MESH, make_assignment
 from workloads import Classifier, Splits, TensorSamples
-from workloads.options import Settings
+from workloads.settings import Settings
 
 WORDS = 12
 

@@ -15,7 +15,7 @@ from harness.records.record import Record
 from tests.factories import make_record, write_spec_of, write_trial
 from tests.support.training import make_assignment, make_trainer
 from workloads import Classifier, Splits, TensorSamples
-from workloads.options import Settings
+from workloads.settings import Settings
 
 SAMPLES = 75  # of the test set: two whole batches of 32 and a part
 STEPS = 12

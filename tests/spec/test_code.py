@@ -23,13 +23,14 @@ from harness.spec.cell import WorkloadCode
 from harness.spec.files import (
     MISSING,
     check_code,
+    describe_code,
     describe_dynamic_files,
-    describe_workload_code,
 )
 from harness.spec.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
 from workloads import importing
+from workloads.catalog import find_source
 
 SPIRAL = """
 from layers import WIDTH
@@ -130,7 +131,7 @@ def test_a_file_that_was_imported_by_a_computed_name_is_described_even_if_it_is_
 
 
 def test_another_version_of_an_installed_workload_is_refused(sweep: Sweep) -> None:
-    installed = describe_workload_code("torch.nn:Linear", Path())
+    installed = describe_code(find_source("torch.nn:Linear", Path()))
     assert installed == WorkloadCode(distribution="torch", version=installed.version)
     planned_with = replace(installed, version="1.0")
     reference = replace(sweep.cells[0].workload, uses="torch.nn:Linear", code=planned_with)

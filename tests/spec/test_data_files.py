@@ -16,7 +16,7 @@ from harness.spec.cell import Cell
 from harness.spec.files import FileDigests, check_files, describe_state, files_by_setting
 from tests.support.sweeps import load
 from workloads.catalog import load_class
-from workloads.options import Settings
+from workloads.settings import Settings
 
 WORKLOAD = """
 from dataclasses import dataclass, field

@@ -9,7 +9,7 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.validation import choose, dotted
 from harness.spec.document import parse_document, parse_value, read_document
-from workloads.options import Between, Count, Settings
+from workloads.settings import Between, Count, Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,7 +206,7 @@ def test_what_a_script_cannot_do_is_refused(
 
 def test_invalid_python_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nfor x in\n")
-    with pytest.raises(BadInput, match=r"uses: train.py:2: found invalid syntax; allowed: valid"):
+    with pytest.raises(BadInput, match=r"uses: .*train.py:2: found invalid syntax; allowed: valid"):
         plan(tmp_path, {})
 
 

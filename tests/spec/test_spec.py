@@ -17,7 +17,7 @@ from tests.support.commands import harness
 from tests.support.images import write_images
 from tests.support.sweeps import load, write
 from tests.support.tree import TOP
-from workloads.options import MLPOptions
+from workloads.mlp_settings import MLPOptions
 
 IDX = {"mlp": {"data": {"source": "idx", "path": "images"}}}
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.line import LineFit
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

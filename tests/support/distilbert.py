@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.options import DistilBertOptions
-from workloads.sources import TextData
+from workloads.distilbert_settings import DistilBertOptions
+from workloads.texts import TextData
 from workloads.tokenizer import trained
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workloads.base import Batch, Samples, Splits
 from workloads.mlp import MLP
-from workloads.options import MLPOptions
+from workloads.mlp_settings import MLPOptions
 
 PACKAGE = "upgraded"  # of stacks in which its work takes a different time
 ZEROS = torch.zeros(1_000_000)

@@ -37,9 +37,10 @@ from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
 from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.cnn import CNN
+from workloads.cnn_settings import CNNOptions
 from workloads.datasets import load_splits
-from workloads.options import CNNOptions, Settings
-from workloads.sources import Digits
+from workloads.images import Digits
+from workloads.settings import Settings
 
 
 def prepare_model(workload: Workload, **settings: Any) -> nn.Module:

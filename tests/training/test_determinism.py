@@ -27,7 +27,7 @@ from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
 from workloads import Batch
-from workloads.options import Settings
+from workloads.settings import Settings
 
 DETERMINISTIC = Axes(batch_size=32, deterministic=True)
 

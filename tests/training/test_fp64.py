@@ -15,9 +15,10 @@ from harness.training.train import Hooks, Trainer
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from workloads.base import Batch, Workload
 from workloads.cnn import CNN
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits
 from workloads.mlp import MLP
-from workloads.options import CNNOptions, MLPOptions
-from workloads.sources import Digits
+from workloads.mlp_settings import MLPOptions
 
 
 class RandomStates(StepObserver):

@@ -20,7 +20,7 @@ from harness.training.recorder import fingerprint_recorder
 from harness.training.train import Trainer
 from tests.support.training import make_assignment, make_trainer
 from workloads import Batch, Splits, TensorSamples, Workload
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 class Normalized(nn.Module):

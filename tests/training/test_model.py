@@ -15,7 +15,7 @@ from harness.training.train import Trainer
 from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions
 from tests.support.line import Options
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
-from workloads.options import Settings
+from workloads.settings import Settings
 
 STEPS = 24
 

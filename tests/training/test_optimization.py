@@ -24,7 +24,7 @@ from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
 from harness.training.optimization import make_optimizer, make_schedule
 from tests.support.line import LineFit, Options
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 class Recipe(LineFit):

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from harness.training.train import Trainer
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from workloads import Batch, Splits, TensorSamples, Workload
-from workloads.options import Settings
+from workloads.settings import Settings
 
 STEPS, STOP = 12, 5
 

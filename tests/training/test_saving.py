@@ -42,8 +42,9 @@ from tests.training.test_interruption import (
     outcome_of,
 )
 from workloads.cnn import CNN
-from workloads.options import CNNOptions, Settings
-from workloads.sources import Digits
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits
+from workloads.settings import Settings
 
 EVERY = 4  # steps between two saves, of 20
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

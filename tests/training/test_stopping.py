@@ -15,7 +15,7 @@ from harness.spec.cell import StopRule
 from harness.training.stopping import find_stop_reason
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
-from workloads.options import Settings
+from workloads.settings import Settings
 
 ACCURACY = TargetMetric(name="accuracy", higher_is_better=True)
 

@@ -22,7 +22,7 @@ from harness.training.strategies.base import Strategy
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, make_assignment, make_trainer
 from workloads.base import Workload
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 class HookedAllReduce(Strategy):

@@ -13,7 +13,7 @@ from harness.training import build
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from workloads import Target
-from workloads.options import Settings
+from workloads.settings import Settings
 
 
 class OtherTarget(LineFit):

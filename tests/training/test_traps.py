@@ -20,7 +20,7 @@ from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
 from workloads import Batch
-from workloads.options import Settings
+from workloads.settings import Settings
 
 DEPENDENT_AXES = [(need, name) for need in NEEDS for name in need.dependents]
 # A value other than the default, for axes that are not simply true or false.

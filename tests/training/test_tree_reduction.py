@@ -15,7 +15,7 @@ from harness.training.tree_reduction import GradientTree, sum_rows
 from tests.support.frozen import AlternatingFit
 from tests.support.line import Options
 from tests.support.training import make_assignment, make_trainer
-from workloads.options import Settings
+from workloads.settings import Settings
 
 LEAVES = 8
 

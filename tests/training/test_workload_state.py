@@ -17,7 +17,7 @@ from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState, join_state_digests
 from tests.support.line import LineFit, Options
 from workloads.base import TensorSamples, Workload
-from workloads.options import Settings
+from workloads.settings import Settings
 
 Fit: Any = type("Fit", (LineFit,), {"state_dict": Workload.state_dict})
 

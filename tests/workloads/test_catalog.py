@@ -39,7 +39,7 @@ def imports_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what a test has imported, as tests call their modules alike."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(importing, "_user_folders", [])
+    monkeypatch.setattr(importing, "user_folders", [])
     yield
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("mine", "sibling", "broken", "helpers", "models"):
@@ -98,8 +98,11 @@ def test_a_class_from_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "mpl",
             "found no workload 'mpl' .did you mean 'mlp'..; allowed: cnn, distilbert, gpt, mlp, package.module:Class",
         ),
-        ("workloads.mpl:MLP", "workloads.mpl: found no such module"),
-        ("code.mine:Mine", "found no such module .'code' is not a package.; allowed: "),
+        ("workloads.mpl:MLP", "No module named 'workloads.mpl'"),
+        (
+            "code.mine:Mine",
+            "'code' is not a package; allowed: a module that is installed or next to",
+        ),
         ("workloads.mlp:MPL", "found no workload 'MPL' .did you mean 'MLP'..; allowed: MLP"),
         ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
         ("mine.py:Options", "mine.py: found no workload 'Options'"),
@@ -130,7 +133,7 @@ def test_an_error_inside_a_users_module_names_its_file_and_line(
     (tmp_path / "helpers.py").write_text("import gone\n")
     with pytest.raises(ValueError, match=message) as caught:
         load_class(uses, tmp_path)
-    assert str(caught.value).startswith(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

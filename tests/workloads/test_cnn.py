@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from tests.workloads.flops import counted_per_sample
-from workloads.base import Splits, TensorSamples
 from workloads.cnn import CNN
-from workloads.data import Images
-from workloads.options import CNNOptions
-from workloads.sources import Digits, Idx
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits, Idx
 
 
 @pytest.mark.parametrize("options", [CNNOptions(), CNNOptions(width=6, batch_norm=True)])
@@ -21,10 +19,11 @@ def test_flops_agree_with_torchs_counter(options: CNNOptions) -> None:
 
 @pytest.mark.parametrize("size", [(28, 28), (32, 32), (33, 61), (96, 64), (224, 224)])
 def test_images_of_any_size(size: tuple[int, int]) -> None:
-    samples = TensorSamples((torch.randn(2, 1, *size), torch.tensor([0, 1])))
+    images = torch.randn(2, 1, *size)
     workload = CNN(CNNOptions(width=2), Idx(path=Path()))
-    workload.images = Images(Splits(samples, samples), size, classes=10)
-    assert workload.build_model()(samples.tensors[0]).shape == (2, 10)
+    tensors = {"images": images, "labels": torch.tensor([0, 1])}
+    workload.tensors = {f"{s}_{name}": t for name, t in tensors.items() for s in ("train", "test")}
+    assert workload.build_model()(images).shape == (2, 10)
     assert workload.flops_per_sample() == counted_per_sample(workload, 2)
 
 

@@ -15,8 +15,8 @@ from tests.support.distilbert import (
 )
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
-from workloads.options import DistilBertOptions
-from workloads.sources import Tickets
+from workloads.distilbert_settings import DistilBertOptions
+from workloads.texts import Tickets
 from workloads.tickets import tickets
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_flops_agree_with_torchs_counter(options: dict[str, object]) -> None:
 
 def test_flops_without_padding_count_the_tokens_of_each_text() -> None:
     longest = workload()
-    lengths = longest.samples[0].lengths.tolist()
+    lengths = longest.samples["train"].lengths.tolist()
     counted = 0.0
     for length in set(lengths):
         fixed = workload(padding="fixed", sequence=length)
@@ -130,16 +130,10 @@ def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
         distilbert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
 
 
-def test_a_hub_name_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"hub: found no nobody/nothing@main .*; allowed: "):
-        distilbert(DistilBertOptions(hub="nobody/nothing@main"), DATA).splits()
-
-
 def test_the_tokenizer_of_a_pretrained_folder_is_used(checkpoint: Path) -> None:
     ours, theirs = (
-        workload().samples[0],
-        distilbert(DistilBertOptions(pretrained=checkpoint), DATA).samples[0],
+        workload().samples["train"],
+        distilbert(DistilBertOptions(pretrained=checkpoint), DATA).samples["train"],
     )
     assert not torch.equal(ours.batch([0])[0], theirs.batch([0])[0])
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.workloads.flops import counted_per_sample
+from workloads.images import Digits
 from workloads.mlp import MLP
-from workloads.options import MLPOptions
-from workloads.sources import Digits
+from workloads.mlp_settings import MLPOptions
 
 
 def test_the_textbook_network() -> None:

@@ -11,18 +11,19 @@ import pytest
 
 from harness.core.validation import InvalidValue, decode_value
 from harness.spec.axes import Axes
-from workloads.files import CHECKPOINT
-from workloads.options import CNNOptions, DistilBertOptions, MLPOptions, Settings
-from workloads.sources import Csv, Digits, Idx, ImageData, TextData, Tickets
+from workloads.cnn_settings import CNNOptions
+from workloads.distilbert_settings import CHECKPOINT, DistilBertOptions
+from workloads.images import Digits, Idx, ImageData
+from workloads.mlp_settings import MLPOptions
+from workloads.settings import Settings
+from workloads.texts import Csv, TextData, Tickets
 
 
 def read(kind: Any, document: str) -> Any:
     return decode_value(kind, json.loads(document), refuse_unknown=True)
 
 
-@pytest.mark.parametrize(
-    "module", ["workloads", "workloads.options", "workloads.sources", "workloads.catalog"]
-)
+@pytest.mark.parametrize("module", ["workloads", "workloads.settings", "workloads.catalog"])
 def test_planning_imports_nothing_heavy(module: str) -> None:
     heavy = "{'torch', 'numpy', 'transformers', 'tokenizers', 'sklearn'}"
     code = f"import sys, {module}; print(*{heavy}.intersection(sys.modules))"
@@ -58,7 +59,6 @@ def test_options_are_read_strictly(kind: type[Settings], document: str, expected
         (CNNOptions, '{"width": 1.5}'),
         (DistilBertOptions, '{"size": "large"}'),
         (DistilBertOptions, '{"sequence": 513}'),
-        (DistilBertOptions, '{"size": "base", "hub": "owner/name"}'),
         (DistilBertOptions, '{"vocabulary": 512, "pretrained": "model"}'),
     ],
 )
@@ -91,14 +91,9 @@ def test_a_source_does_not_take_the_keys_of_another() -> None:
 
 def test_the_published_architecture() -> None:
     base = DistilBertOptions(size="base").architecture
-    assert (base.layers, base.width, base.heads, base.feedforward, base.vocabulary) == (
-        6,
-        768,
-        12,
-        3072,
-        30522,
-    )
-    assert DistilBertOptions(size="base", vocabulary=512).architecture.vocabulary == 512
+    assert (base.n_layers, base.dim, base.n_heads, base.hidden_dim) == (6, 768, 12, 3072)
+    assert base.vocab_size == 30522
+    assert DistilBertOptions(size="base", vocabulary=512).architecture.vocab_size == 512
     assert DistilBertOptions().architecture == DistilBertOptions(size="tiny").architecture
 
 
@@ -115,11 +110,10 @@ def test_compile_asks_for_fixed_padding() -> None:
     assert conflict(DistilBertOptions()) is None
 
 
-def test_a_pretrained_folder_counts_by_content_and_a_hub_name_by_name(tmp_path: Path) -> None:
+def test_a_pretrained_folder_counts_by_content(tmp_path: Path) -> None:
     local = DistilBertOptions(pretrained=tmp_path)
     assert local.files() == [tmp_path / name for name in CHECKPOINT]
     assert "pretrained" not in local.identity()
-    assert DistilBertOptions(hub="owner/name@main").identity()["hub"] == "owner/name@main"
 
 
 def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
@@ -129,17 +123,3 @@ def test_paths_are_no_part_of_the_identity(tmp_path: Path) -> None:
         "classes": 10,
         "validation": 0.0,
     }
-
-
-def test_pretrained_names_a_folder_or_else_a_model_on_the_hub(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    assert (
-        DistilBertOptions(pretrained=Path("mine")).with_paths_relative_to(tmp_path).pretrained
-        == tmp_path / "mine"
-    )
-    assert (
-        DistilBertOptions(pretrained=Path("owner/name")).with_paths_relative_to(tmp_path).hub
-        == "owner/name"
-    )
-    for path in (Path("../name"), Path("a/b/c"), tmp_path / "name"):
-        assert DistilBertOptions(pretrained=path).with_paths_relative_to(tmp_path).hub is None

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from workloads import shared
-from workloads.base import TensorSamples
-from workloads.data import Images, load_images
+from workloads.images import Digits
+from workloads.mlp import MLP
+from workloads.mlp_settings import MLPOptions
 from workloads.shared import share_in, shared_tensors
-from workloads.sources import Digits
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +22,15 @@ def nothing_shared() -> Iterator[None]:
     shared._folders.clear()
 
 
-def tensors_of(images: Images) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for samples in (images.splits.train, images.splits.test, images.splits.validation):
-        assert isinstance(samples, TensorSamples)
-        tensors += samples.tensors
-    return tensors
-
-
 def test_shared_images_are_those_that_a_process_decodes_by_itself(tmp_path: Path) -> None:
     data = Digits(validation=0.2)
-    decoded = load_images(data)
+    decoded = MLP(MLPOptions(), data).tensors
     share_in(tmp_path)
-    for shared_images in (load_images(data), load_images(data)):
-        assert (shared_images.size, shared_images.classes) == (decoded.size, decoded.classes)
-        pairs = zip(tensors_of(shared_images), tensors_of(decoded), strict=True)
-        for tensor, expected in pairs:
-            assert torch.equal(tensor, expected)
+    for _ in range(2):
+        shared_images = MLP(MLPOptions(), data).tensors
+        assert set(shared_images) == set(decoded)
+        for name, tensor in shared_images.items():
+            assert torch.equal(tensor, decoded[name])
             assert tensor.is_contiguous()
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from workloads.data import load_texts
-from workloads.sources import Tickets
-from workloads.tickets import tickets
+from workloads.texts import Tickets
+from workloads.tickets import ticket_labels, tickets
 
 
 def test_tickets_repeat_with_their_seed() -> None:
     assert tickets(100, seed=3) == tickets(100, seed=3)
     assert tickets(100, seed=3) != tickets(100, seed=4)
+    assert ticket_labels(100, seed=3) == [label for _, label in tickets(100, seed=3)]
 
 
 def test_classes_are_balanced() -> None:
@@ -31,9 +31,14 @@ def test_a_good_classifier_gets_most_tickets_right_but_not_all() -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    texts = load_texts(Tickets(rows=1500))
+    data = Tickets(rows=1500)
+    rows, _ = data.samples()
+    splits = data.split(*data.labels())
     classifier = make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2)), LogisticRegression(C=10, max_iter=500)
     )
-    classifier.fit(texts.train, texts.train_labels.numpy())
-    assert 0.75 < classifier.score(texts.test, texts.test_labels.numpy()) < 0.97
+    (train, labels), (test, test_labels) = (
+        zip(*(rows[index] for index in splits[name]), strict=True) for name in ("train", "test")
+    )
+    classifier.fit(train, labels)
+    assert 0.75 < classifier.score(test, test_labels) < 0.97

@@ -13,11 +13,10 @@ from typing import Any
 # Without these no part can train: what a rank imports, and SciPy for a record's summary.
 REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil")
 # What some parts need besides, and what makes a part show more.
-OPTIONAL = ("sklearn", "transformers", "tokenizers", "pytest", "yaml", "pynvml")
+OPTIONAL = ("transformers", "tokenizers", "pytest", "yaml", "pynvml")
 # Distributions that are named otherwise than what is imported of them.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
-DIGITS = ("sklearn",)
-TEXT = ("sklearn", "transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
+DISTRIBUTIONS = {"yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
+TEXT = ("transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
 PINNED: dict[str, Any] = {"num_workers": 2, "loader.pin_memory": True}
 OFFLOADED: dict[str, Any] = {"fsdp.cpu_offload": True}
 FIRST = "machine"  # the part without which none of the others makes sense
@@ -55,7 +54,6 @@ def parts(device: str, *, small: bool) -> list[Part]:
             name="two-ranks",
             shows="two gloo ranks on one device train as one process does",
             module="tests.programs.gpu.two_ranks",
-            needs=DIGITS,
         ),
         *_races(device, small=small),
         *_distilbert(small=small),
@@ -136,7 +134,6 @@ def _trial(
         arguments=["--cell", json.dumps(cell), "--times", str(times)],
         seconds=seconds,
         gpu_only=gpu_only,
-        needs=DIGITS,
     )
 
 
@@ -155,7 +152,6 @@ def _races(device: str, *, small: bool) -> list[Part]:
                 module="tests.programs.gpu.race",
                 arguments=["--workload", workload, "--against", "bare", *windows],
                 seconds=90,
-                needs=DIGITS,
                 goals={"harness : bare": 0.98},
             )
         )
@@ -169,7 +165,6 @@ def _races(device: str, *, small: bool) -> list[Part]:
                     *("--axes", json.dumps(fast), *windows),
                 ],
                 seconds=90,
-                needs=DIGITS,
                 goals={"harness : textbook": 1.0},
             )
         )

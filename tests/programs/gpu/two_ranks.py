@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.ports import free_port
 from tests.programs.gpu.arguments import leave, parser
+from workloads.images import Digits
 from workloads.mlp import MLP
-from workloads.options import MLPOptions
-from workloads.sources import Digits
+from workloads.mlp_settings import MLPOptions
 
 STEPS = 10
 BATCH_SIZE = 64

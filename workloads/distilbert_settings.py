@@ -1,0 +1,147 @@
+"""What a sweep file may set for DistilBERT."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from workloads.settings import Between, Decay, Fraction, Rate, Settings, errors_naming
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+# The files of a pretrained model that decide what it computes.
+CHECKPOINT = (CONFIG, WEIGHTS, TOKENIZER)
+POSITIONS = 512  # tokens of the longest text that DistilBERT takes, as published
+FINE_TUNING_RATE = 2e-5  # of a pretrained model, which would forget what it knows at higher ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A transformer encoder that is trained from scratch, by the names of DistilBERT's config.json."""
+
+    n_layers: int
+    dim: int  # features of a token
+    n_heads: int  # of the attention, which share the width
+    hidden_dim: int  # features between the two feed-forward layers
+    vocab_size: int  # tokens at most
+
+
+ARCHITECTURES = {
+    "tiny": Architecture(n_layers=2, dim=128, n_heads=4, hidden_dim=512, vocab_size=4096),
+    "small": Architecture(n_layers=4, dim=256, n_heads=4, hidden_dim=1024, vocab_size=8192),
+    # DistilBERT as published: Sanh et al. 2019, arXiv:1910.01108
+    "base": Architecture(n_layers=6, dim=768, n_heads=12, hidden_dim=3072, vocab_size=30522),
+}
+# The peak learning rates that suit a model from scratch: wider ones take lower rates.
+SCRATCH_RATES = {"tiny": 2e-3, "small": 2e-3, "base": 3e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBertOptions(Settings):
+    """The options of DistilBERT.
+
+    `size` or `pretrained` says where the architecture comes from: a preset that is trained from
+    scratch, or a folder with weights and tokenizer. With both, the folder must have that architecture.
+    """
+
+    # A folder that `save_pretrained` has written, tokenizer included.
+    pretrained: Path | None = None
+    # None means tiny, or whatever the pretrained model has.
+    size: Literal["tiny", "small", "base"] | None = None
+    # Tokens of the vocabulary at most; None means as many as the size has.
+    vocabulary: Annotated[int, Between(256)] | None = None
+    # Tokens of a text at most; longer texts are cut.
+    sequence: Annotated[int, Between(3, POSITIONS)] = 48
+    # Whether texts are padded to the longest in their batch, or always to `sequence`.
+    padding: Literal["longest", "fixed"] = "longest"
+    dropout: Fraction = 0.1
+    label_smoothing: Fraction = 0.1
+    # The peak of the one-cycle schedule; None means one that suits the size, or fine-tuning.
+    lr: Rate | None = None
+    # The metric that is trained towards.
+    target: Literal["accuracy", "macro_f1"] = "accuracy"
+    weight_decay: Decay = 0.01
+    warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for keys that contradict each other."""
+        if self.vocabulary is not None and self.pretrained is not None:
+            raise ValueError(
+                "found vocabulary and pretrained; allowed: one of them, since pretrained comes with a"
+                " tokenizer"
+            )
+
+    @property
+    def peak_lr(self) -> float:
+        """Return the peak of the schedule: `lr`, or what suits the model."""
+        if self.lr is not None:
+            return self.lr
+        return FINE_TUNING_RATE if self.pretrained else SCRATCH_RATES[self.size or "tiny"]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The preset with the vocabulary of the options; meaningless for pretrained models."""
+        preset = ARCHITECTURES[self.size or "tiny"]
+        return replace(preset, vocab_size=self.vocabulary or preset.vocab_size)
+
+    def files(self) -> list[Path]:
+        """Return the files of the pretrained model that decide what it computes."""
+        if self.pretrained is None:
+            return []
+        return [self.pretrained / name for name in CHECKPOINT]
+
+    def check(self) -> None:
+        """Raise ValueError unless the pretrained model is complete and takes long enough texts.
+
+        It must have the architecture that `size` names, if that is set.
+        """
+        if self.pretrained is None:
+            return
+        with errors_naming("pretrained"):
+            needed: dict[str, Any] = {"model_type": "distilbert"}
+            if self.size is not None:
+                needed |= vars(ARCHITECTURES[self.size])
+                del needed["vocab_size"]  # comes with the tokenizer
+            config = read_config(self.pretrained)
+            for key, value in needed.items():
+                if config.get(key) != value:
+                    raise ValueError(
+                        f"{self.pretrained / CONFIG}: found {key} {config.get(key)!r}; allowed: {value!r}"
+                    )
+        positions = config.get("max_position_embeddings", POSITIONS)
+        if self.sequence > positions:
+            raise ValueError(
+                f"sequence: found {self.sequence}; allowed: at most the {positions} of"
+                f" {self.pretrained}"
+            )
+
+    def conflict(self, axes: dict[str, Any]) -> str | None:
+        """Return why padding to the longest text does not go with torch.compile."""
+        if self.padding == "longest" and axes["execution"] != "eager":
+            return (
+                f"execution {axes['execution']} would compile again for every length of a batch:"
+                " set padding to fixed"
+            )
+        return None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a pretrained model; raises ValueError unless its files are whole."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+        json.loads((folder / TOKENIZER).read_bytes())
+        with safe_open(folder / WEIGHTS, "numpy"):
+            return config
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder}: found {error}; allowed: a folder with {', '.join(CHECKPOINT)}"
+        ) from None
+    except (ValueError, SafetensorError) as error:  # JSONDecodeError is a ValueError
+        raise ValueError(
+            f"{folder}: found a damaged file ({error}); allowed: complete ones"
+        ) from None

@@ -1,0 +1,101 @@
+"""What the classifiers of images have in common: the images as tensors, the same in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from workloads.base import Classifier, Splits, TensorSamples
+from workloads.images import DIGITS, Digits, Idx, ImageData, read_idx
+from workloads.shared import shared_tensors
+
+DIGIT_SIDE = 8  # pixels of a side of the digits
+DIGIT_LEVELS = 16  # their brightest grey level
+ENLARGED_SIDE = 28  # pixels of a side that they are enlarged to, as MNIST has
+
+Pixels = NDArray[np.uint8]  # grey levels 0 to 255, shape (samples, 1, height, width)
+
+
+class ImageClassifier(Classifier):
+    """A classifier of grey images, normalized by the mean and the deviation of the training set."""
+
+    Data: ClassVar = ImageData
+    data: ImageData
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The images and labels of each split by name, of which processes may share the memory."""
+        return shared_tensors(self.data, self.data.files(), lambda: decode_images(self.data))
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Return height and width of an image in pixels."""
+        height, width = self.tensors["train_images"].shape[2:]
+        return height, width
+
+    def splits(self) -> Splits:
+        """Return images float32 (samples, 1, height, width) with labels int64 (samples,)."""
+        validation = None
+        if self.data.validation:
+            validation = self._samples("validation")
+        return Splits(self._samples("train"), self._samples("test"), validation)
+
+    def _samples(self, split: str) -> TensorSamples:
+        """Return the samples of a split."""
+        return TensorSamples((self.tensors[f"{split}_images"], self.tensors[f"{split}_labels"]))
+
+
+def decode_images(data: ImageData) -> dict[str, Tensor]:
+    """Return `train_images`, `train_labels` and so on, normalized, of all splits that there are.
+
+    Raises ValueError if the files are not what `data.check()` accepts.
+    """
+    pixels = _load_digits() if isinstance(data, Digits) else _load_idx(data)
+    labels, tested = data.labels()
+    numbers = torch.tensor([int(label) for label in labels])
+    splits = data.split(labels, tested)
+    table = _normalization_table(pixels[splits["train"]])
+    tensors: dict[str, Tensor] = {}
+    for name, indices in splits.items():
+        tensors[f"{name}_images"] = torch.from_numpy(table[pixels[indices]])
+        tensors[f"{name}_labels"] = numbers[indices]
+    return tensors
+
+
+def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
+    """Return (level - mean) / deviation for each of the 256 grey levels, shape (256,).
+
+    The sums are of integers, so their result does not depend on the order of addition, and every
+    machine gets the same bits.
+    """
+    total = int(pixels.sum(dtype=np.int64))
+    total_of_squares = int(np.square(pixels, dtype=np.uint16).sum(dtype=np.int64))
+    mean = total / pixels.size
+    deviation = (total_of_squares / pixels.size - mean**2) ** 0.5
+    return np.asarray((np.arange(256) - mean) / deviation, np.float32)
+
+
+def _load_idx(data: Idx) -> Pixels:
+    """Read the images to train on, then those to test on, from their IDX files."""
+    parts: list[Pixels] = []
+    for path in data.files()[::2]:
+        (count, height, width), content = read_idx(path, 3)
+        parts.append(np.frombuffer(content, np.uint8).reshape(count, 1, height, width))
+    return np.concatenate(parts)
+
+
+def _load_digits() -> Pixels:
+    """Return the digits, enlarged to 28x28."""
+    table = np.loadtxt(DIGITS, dtype=np.uint8, delimiter=",")
+    small = torch.from_numpy(table[:, :-1].reshape(-1, 1, DIGIT_SIDE, DIGIT_SIDE)).float()
+    small = small * (255 / DIGIT_LEVELS)
+    enlarged = interpolate(small, size=(ENLARGED_SIDE, ENLARGED_SIDE), mode="bilinear")
+    pixels: Pixels = enlarged.round().to(torch.uint8).numpy()
+    return pixels
