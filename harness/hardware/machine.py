@@ -14,7 +14,7 @@ from harness.records.bounds import Moment, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text
-from workloads.options import Between
+from workloads.settings import Between
 
 SCHEMA = "5.0"
 MACHINE_FORMAT = FileFormat(
