@@ -271,6 +271,8 @@ SCALARS: tuple[Scalar, ...] = (
     # Where the time went.
     Scalar("*_share", "", "share of the window's time in this phase of a step, all ranks together",
                  step_phase_shares),
+    Scalar("phase_steps", "", "steps of the window that these shares are of: a long trial samples them",
+           of_summary(lambda summary: summary.phase_steps or None)),
     Scalar("harness.interruptions", "", "how often the trial was interrupted and resumed",
            interruptions, summed=True),
     Scalar("harness.interruptions_lost_s", "s", "time that the interruptions cost",

@@ -38,20 +38,21 @@ class Phase(IntEnum):
 STEP_END = -1
 
 
+# Of ten segments, one has its phases timed: a mark costs a small model on a GPU as much as a kernel.
+SEGMENTS_PER_SAMPLE = 10
+
+
 @dataclass(frozen=True)
 class SegmentTimes:
     """The durations of the steps of a segment and of their phases, in seconds.
 
     A step lasts from the end of the step before (the first: from the start of the segment) to its
-    own end. Its phases add up to it.
+    own end. Its phases add up to it, in a segment whose phases are timed.
     """
 
     steps: NDArray[np.float64]  # shape (steps,)
-    phases: dict[str, NDArray[np.float64]]  # by name of each phase that was entered; shape (steps,)
-    began: float  # when the segment began, by `time.perf_counter`
-    # The phases in the order in which they were entered, and how long each lasted; (entries,).
-    order: NDArray[np.int64]
-    durations: NDArray[np.float64]
+    # By name of the phase, shape (steps,); NaN in a segment that did not enter it, or times none.
+    phases: dict[str, NDArray[np.float64]]
 
 
 class StepClock(ABC):
@@ -63,26 +64,31 @@ class StepClock(ABC):
 
     def __init__(self) -> None:
         self.running = False
-        self._began = 0.0  # of the segment, by `time.perf_counter`
-        self._clear()
-
-    def _clear(self) -> None:
+        self.times_phases = False  # in the segment that runs
+        self._segments = 0  # begun so far
         # Entry i says what began at timestamp i and lasted until timestamp i + 1.
         self._codes: list[int] = []  # a Phase, or STEP_END
         self._timestamps: list[Any] = []
 
-    def start(self) -> None:
-        """Begin a segment, once the device has finished its work."""
+    def start(self, segments_left: float = 0.0) -> None:
+        """Begin a segment, once the device has finished its work.
+
+        About so many segments of the trial are left, with this one. Its phases are timed in one
+        segment of SEGMENTS_PER_SAMPLE, and in all of a trial that has fewer.
+        """
+        is_short = self._segments + segments_left < SEGMENTS_PER_SAMPLE
+        self.times_phases = is_short or self._segments % SEGMENTS_PER_SAMPLE == 0
+        self._segments += 1
         self._wait_for_device()
-        self._clear()
+        self._codes, self._timestamps = [], []
         self.running = True
-        self._began = time.perf_counter()
         self.end_step()  # the first step begins where a step before it would have ended
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase. On a GPU it consists of the work that is enqueued from now on."""
-        self._codes.append(phase)
-        self._timestamps.append(self._now())
+        if self.times_phases:
+            self._codes.append(phase)
+            self._timestamps.append(self._now())
 
     def end_step(self) -> None:
         """End a step; the wait for the data of the next one begins."""
@@ -93,9 +99,9 @@ class StepClock(ABC):
     def communicating(self) -> Iterator[None]:
         """Count the time inside as communication, then return to the phase before.
 
-        Outside a segment, as while evaluating, it does nothing.
+        Outside a segment whose phases are timed, as while evaluating, it does nothing.
         """
-        if not self.running:
+        if not self.times_phases:
             yield
             return
         interrupted = self._codes[-1]
@@ -105,29 +111,25 @@ class StepClock(ABC):
 
     def stop(self) -> SegmentTimes:
         """End the segment, wait for the device, and return the times of the segment's steps."""
+        are_phases_timed, self.times_phases = self.times_phases, False
         self.running = False
         self._wait_for_device()
         # What follows the last end of a step, as another optimizer's may, belongs to none.
         last_end = len(self._codes) - self._codes[::-1].index(STEP_END)
-        del self._codes[last_end:], self._timestamps[last_end:]
-        seconds = self._seconds_between(self._timestamps)
-        codes = np.asarray(self._codes[:-1])  # the last entry ends the last step and begins nothing
+        seconds = self._seconds_between(self._timestamps[:last_end])
+        codes = np.asarray(self._codes[: last_end - 1])  # the last entry begins nothing
         is_step_end = codes == STEP_END
         step_index = np.cumsum(is_step_end) - 1
-        phase = np.where(is_step_end, Phase.data_wait, codes)
+        entered = np.where(is_step_end, Phase.data_wait, codes)
         phases = np.zeros((len(Phase), step_index[-1] + 1))
         # A step may enter a phase several times. `np.add.at` adds all its parts, where an
         # assignment by index would keep only the last.
-        np.add.at(phases, (phase, step_index), seconds)
-        # Not np.unique, which imports numpy.ma: its memory would count as training's.
-        occurring = np.flatnonzero(np.bincount(phase))
-        return SegmentTimes(
-            steps=phases.sum(axis=0),
-            phases={Phase(code).name: phases[code] for code in occurring.tolist()},
-            began=self._began,
-            order=phase,
-            durations=seconds,
-        )
+        np.add.at(phases, (entered, step_index), seconds)
+        steps = phases.sum(axis=0)
+        for phase in Phase:
+            if not are_phases_timed or not (entered == phase).any():
+                phases[phase] = np.nan
+        return SegmentTimes(steps, {phase.name: phases[phase] for phase in Phase})
 
     @abstractmethod
     def _now(self) -> Any:
@@ -171,10 +173,10 @@ class CudaClock(StepClock):
         self._events: list[torch.cuda.Event] = []  # of the longest segment; all segments use them
         self._stream: torch.cuda.Stream | None = None  # before the first segment: the current one
 
-    def start(self) -> None:
+    def start(self, segments_left: float = 0.0) -> None:
         # Looked up once, because that takes longer than to record an event.
         self._stream = torch.cuda.current_stream()
-        super().start()
+        super().start(segments_left)
 
     def _now(self) -> torch.cuda.Event:
         used = len(self._timestamps)

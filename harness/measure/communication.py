@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.measure.clock import Phase, StepClock
 
@@ -23,6 +23,8 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     loss itself is the first to be computed, so a callback that is queued there runs before DDP's
     own, which waits for the buckets that are still being reduced.
     """
+    if not clock.times_phases:
+        return
 
     def queue_callback(gradient: Tensor) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(
@@ -33,65 +35,34 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
 
 
 class ShardCollective:
-    """A collective as FSDP2 calls it: with buffers that it allocates, by names of arguments."""
+    """A collective as FSDP2 calls it: with buffers that it allocates, by names of arguments.
+
+    With a `clock`, its calls count as communication. This is correct where a collective blocks until
+    it is done, as gloo's do on the CPU. With NCCL the call only enqueues work, and its duration would
+    mean nothing.
+    """
+
+    def __init__(self, collective: Callable[..., Any], clock: StepClock | None = None) -> None:
+        self.collective = collective
+        self.clock = clock
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a buffer for the collective."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class AllGather(ShardCollective):
-    """Gathers the shards of all ranks, as FSDP2 does by default."""
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
-        """Fill `output_tensor` with the shards of all ranks."""
-        return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class ReduceScatter(ShardCollective):
-    """Sums up gradients over all ranks into the shards of each, as FSDP2 does by default."""
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        """Fill `output_tensor` with this rank's shards of the sum or mean."""
-        return reduce_scatter_single(
-            output_tensor, input_tensor, op=op, group=group, async_op=async_op
-        )
-
-
-class TimedCollective(ShardCollective):
-    """A collective of FSDP2 whose calls count as communication.
-
-    This is correct where a collective blocks until it is done, as gloo's do on the CPU. With NCCL
-    the call only enqueues work, and its duration would mean nothing.
-    """
-
-    def __init__(self, collective: Any, clock: StepClock) -> None:
-        self.collective = collective
-        self.clock = clock
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the collective and count its time."""
+    def __call__(self, **named: Any) -> Any:
+        """Call the collective, and count its time."""
+        if self.clock is None:
+            return self.collective(**named)
         with self.clock.communicating():
-            return self.collective(*arguments, **named)
+            return self.collective(**named)
 
 
-def sharded_modules(model: nn.Module) -> Iterator[Any]:
-    """Yield the modules that `fully_shard` was applied to."""
-    from torch.distributed.fsdp import FSDPModule
+def all_gather(output_tensor: Tensor, input_tensor: Tensor, **named: Any) -> Any:
+    """Fill `output_tensor` with the shards of all ranks, as FSDP2 does by default."""
+    return all_gather_single(output_tensor, input_tensor, **named)
 
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            yield module
+
+def reduce_scatter(output_tensor: Tensor, input_tensor: Tensor, **named: Any) -> Any:
+    """Fill `output_tensor` with this rank's shards of the sum or mean, as FSDP2 does by default."""
+    return reduce_scatter_single(output_tensor, input_tensor, **named)

@@ -51,14 +51,7 @@ def _convolution_backward(
     grad_out_shape: Sequence[int],
     x_shape: Sequence[int],
     w_shape: Sequence[int],
-    bias: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: int,
-    output_mask: Sequence[bool],
+    *options: Any,
     **others: Any,
 ) -> int:
     """Return the operations of a convolution's backward, whose own formula in torch ignores groups.
@@ -67,6 +60,7 @@ def _convolution_backward(
     number of the kernel, which is (out, in / groups, ...), at each place of the output. Of a
     transposed convolution it is each place of the input.
     """
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, output_mask = options
     places = math.prod((x_shape if transposed else grad_out_shape)[2:])
     multiply_adds = x_shape[0] * places * math.prod(w_shape)
-    return 2 * multiply_adds * sum(output_mask[:2])
+    return int(2 * multiply_adds * sum(output_mask[:2]))

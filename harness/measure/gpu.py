@@ -2,128 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Callable
 from typing import Any
 
+import pynvml
 import torch
 
-# The clock event reasons of NVML that mean throttling: the GPU runs slower than it could for lack
-# of power or of cooling. The other reasons are none: an idle GPU, and clocks that somebody has set
-# (application clocks, sync boost, display clocks).
+from harness.measure.host import foreign_process
+
+# The clock event reasons that mean throttling: the GPU runs slower than it could for lack of power or
+# of cooling. The other reasons are none: an idle GPU, and clocks that somebody has set.
 THROTTLING = {
-    "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
-    "hw_slowdown": "nvmlClocksEventReasonHwSlowdown",
-    "sw_thermal_slowdown": "nvmlClocksEventReasonSwThermalSlowdown",
-    "hw_thermal_slowdown": "nvmlClocksEventReasonHwThermalSlowdown",
-    "hw_power_brake_slowdown": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
+    "sw_power_cap": pynvml.nvmlClocksEventReasonSwPowerCap,
+    "hw_slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
+    "sw_thermal_slowdown": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
+    "hw_thermal_slowdown": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
+    "hw_power_brake_slowdown": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
 }
+# Functions of a GPU's handle, by the reading; `gpu_utilization` is the share of the last sampling period
+# in which a kernel ran. Temperature and throttle reasons have newer names, which older drivers lack.
+SENSORS: dict[str, Callable[[Any], float]] = {
+    "gpu_utilization": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+    "gpu_memory_bytes": lambda gpu: float(pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "gpu_temperature_c": lambda gpu: float(
+        pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
+    ),
+    "gpu_sm_clock_hz": lambda gpu: 1e6 * pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    "gpu_power_w": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+}
+# What this GPU, driver or user does not have; other errors are problems.
+UNAVAILABLE = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_NoPermission,
+    pynvml.NVMLError_FunctionNotFound,
+)
 
 
 class NvmlGpu:
-    """A GPU, read by pynvml. Unsupported readings are absent or None; other problems raise."""
+    """A GPU, read by pynvml. Unavailable readings are absent or None; other problems raise."""
 
-    def __init__(self, uuid: str) -> None:
-        """Open the GPU with CUDA's `uuid`, which has no prefix.
+    def __init__(self, device: torch.device) -> None:
+        """Open the GPU that torch calls `device`, or the slice of one.
 
-        The index of a device would not do: NVML counts all GPUs of the machine, CUDA only those in
-        CUDA_VISIBLE_DEVICES. Raises pynvml.NVMLError without NVML or such a GPU.
+        By its UUID, as NVML counts all GPUs of the machine, CUDA only those in CUDA_VISIBLE_DEVICES.
+        Raises pynvml.NVMLError without NVML or such a GPU.
         """
-        import pynvml  # loaded only where there is a GPU
-
-        self.nvml: Any = pynvml
-        self.nvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        pynvml.nvmlInit()
         try:
-            try:
-                self.handle = self.nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            except (self.nvml.NVMLError_NotFound, self.nvml.NVMLError_InvalidArgument):
-                self.handle = self.nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of one
-        except pynvml.NVMLError:
-            self.close()
-            raise
-
-    @staticmethod
-    def of(device: torch.device) -> NvmlGpu:
-        """Open the GPU that torch calls `device`."""
-        return NvmlGpu(str(torch.cuda.get_device_properties(device).uuid))
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InvalidArgument):
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
     def gauges(self) -> dict[str, float]:
-        """Return the present values of its sensors, as far as it reports them.
+        """Return the present values of its sensors, as far as it has them."""
+        values = {name: self._query(read) for name, read in SENSORS.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
-        - `gpu_utilization`: the share of the last sampling period in which a kernel ran
-        - `gpu_memory_bytes`: memory in use, by any process
-        - `gpu_temperature_c`, `gpu_sm_clock_hz`, `gpu_power_w`
-        """
-        readings: dict[str, float] = {}
-        utilization = self._query("nvmlDeviceGetUtilizationRates")
-        if utilization is not None:
-            readings["gpu_utilization"] = utilization.gpu / 100
-        memory = self._query("nvmlDeviceGetMemoryInfo")
-        if memory is not None:
-            readings["gpu_memory_bytes"] = float(memory.used)
-        celsius = self.celsius()
-        if celsius is not None:
-            readings["gpu_temperature_c"] = celsius
-        megahertz = self._query("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM)
-        if megahertz is not None:
-            readings["gpu_sm_clock_hz"] = megahertz * 1e6
-        milliwatts = self._query("nvmlDeviceGetPowerUsage")
-        if milliwatts is not None:
-            readings["gpu_power_w"] = milliwatts / 1e3
-        return readings
-
-    def celsius(self) -> float | None:
-        """Return its temperature in degrees Celsius, None if it does not report it."""
-        celsius = self._query("nvmlDeviceGetTemperatureV", self.nvml.NVML_TEMPERATURE_GPU)
-        if celsius is None:  # drivers before 570 know only the older function
-            celsius = self._query("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU)
-        return None if celsius is None else float(celsius)
-
-    def energy_millijoules(self) -> int | None:
+    def joules(self) -> float | None:
         """Return a counter of the energy consumed so far; only differences of it mean something.
 
         GPUs before Volta do not count it.
         """
-        counter: int | None = self._query("nvmlDeviceGetTotalEnergyConsumption")
-        return counter
+        millijoules = self._query(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if millijoules is None else millijoules / 1e3
 
-    def throttle_reasons(self) -> Collection[str] | None:
+    def throttle_reasons(self) -> set[str] | None:
         """Return the keys of THROTTLING that apply now, None if the GPU does not report them."""
-        bits: int | None = self._query("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # drivers before 535 know only the older name
-            bits = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
+        bits = self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         if bits is None:
             return None
-        return {
-            name for name, constant in THROTTLING.items() if bits & getattr(self.nvml, constant)
-        }
+        return {name for name, bit in THROTTLING.items() if bits & bit}
 
-    def compute_pids(self) -> Collection[int] | None:
-        """Return the processes that NVML lists as computing on the GPU, not only drawing.
+    def foreign_processes(self) -> set[str] | None:
+        """Return the processes that compute here and are not of this trial, None if that is unknown.
 
-        In a container these may be the process ids of the host's namespace, or the list is empty.
+        In a container, NVML may list the process ids of the host's namespace, or none. This process
+        computes on the GPU: if its own id is not listed, the others cannot be trusted either.
         """
-        processes = self._query("nvmlDeviceGetComputeRunningProcesses_v3")
-        if processes is None:
+        processes = self._query(pynvml.nvmlDeviceGetComputeRunningProcesses) or []
+        pids = {process.pid for process in processes}
+        if os.getpid() not in pids:
             return None
-        return {process.pid for process in processes}
+        descriptions = {foreign_process(pid) for pid in pids}
+        return {description for description in descriptions if description is not None}
 
     def close(self) -> None:
         """Shut NVML down; nothing is read afterwards."""
-        self.nvml.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
-    def _query(self, function: str, *arguments: Any) -> Any:
-        """Call a function of NVML with this GPU's handle.
-
-        Returns None where this GPU, driver, user or version of pynvml does not have it.
-        """
-        nvml = self.nvml
-        if not hasattr(nvml, function):
-            return None
+    def _query(self, read: Callable[[Any], Any]) -> Any:
+        """Return what a function of the GPU's handle returns, None where that is unavailable."""
         try:
-            return getattr(nvml, function)(self.handle, *arguments)
-        except (
-            nvml.NVMLError_NotSupported,
-            nvml.NVMLError_NoPermission,
-            nvml.NVMLError_FunctionNotFound,
-        ):
+            return read(self.handle)
+        except UNAVAILABLE:
             return None

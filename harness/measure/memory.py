@@ -23,13 +23,9 @@ KiB, and larger blocks return to the system when they are freed, at the cost of 
 from __future__ import annotations
 
 import ctypes
-import resource
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 SELF = Path("/proc/self")
 KIB = 1024
@@ -42,34 +38,29 @@ class PeakMemory:
     """Measures the peak since it was created; on a GPU that of torch's allocator, too."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         # Any optimizer loads the compiler, 80 MiB that would otherwise count as memory of training.
         torch.optim.SGD([torch.zeros(1)], lr=0.1)
         self.device = device
-        # Have glibc return freed memory to the system; other C libraries have no such function. It
-        # walks all arenas, of which glibc gives most threads one of their own, so that memory that
-        # another thread has freed is returned, too.
+        # Have glibc return freed memory to the system; other C libraries have no such function.
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if malloc_trim is not None:
             malloc_trim(0)
-        self.resident_before = _status_bytes("VmRSS")
-        self.file_pages_before = _status_bytes("RssFile")
+        self.before = _resident_bytes()
         # The peak so far, where the kernel's cannot be reset: only a larger one is of training.
-        self.earlier_peak = 0 if _reset_peak() else _peak_bytes()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.earlier_peak = 0 if self.forget_peak() else self.before.get("VmHWM", 0)
 
-    def forget_peak(self) -> None:
-        """Leave out the peak so far, which was not of training."""
-        _reset_peak()
+    def forget_peak(self) -> bool:
+        """Leave out the peak so far; return whether the kernel could, which containers may forbid."""
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            (SELF / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        except OSError:
+            return False
+        return True
 
     def read(self) -> dict[str, int]:
-        """Return the memory since creation, in bytes.
+        """Return the memory since creation, in bytes; what the kernel does not say is left out.
 
         - `resident`: the peak of the resident size.
         - `resident_before`: the resident size at creation, plus the pages of files that the process
@@ -79,51 +70,28 @@ class PeakMemory:
         Where the kernel's peak cannot be reset and has not grown, `resident` is the peak of the
         process's whole life, and `resident_before` is absent because nothing is known since.
         """
-        peak = _peak_bytes()
-        memory = {"resident": peak}
-        if self.resident_before is not None and peak > self.earlier_peak:
-            touched = (_status_bytes("RssFile") or 0) - (self.file_pages_before or 0)
-            memory["resident_before"] = self.resident_before + max(0, touched)
+        memory: dict[str, int] = {}
+        now = _resident_bytes()
+        if "VmHWM" in now:
+            memory["resident"] = now["VmHWM"]
+            if now["VmHWM"] > self.earlier_peak:
+                touched = now["RssFile"] - self.before["RssFile"]
+                memory["resident_before"] = self.before["VmRSS"] + max(0, touched)
         if self.device.type == "cuda":
-            import torch
-
             memory["allocated"] = torch.cuda.max_memory_allocated(self.device)
             memory["reserved"] = torch.cuda.max_memory_reserved(self.device)
         return memory
 
 
-def _peak_bytes() -> int:
-    """Return the peak of the resident size.
-
-    Where the kernel reports no VmHWM, it is getrusage's: that one cannot be reset, and a process
-    that was forked and then executed another program keeps its ancestor's.
-    """
-    peak = _status_bytes("VmHWM")
-    if peak is not None:
-        return peak
-    unit = 1 if sys.platform == "darwin" else KIB  # macOS counts bytes, Linux KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _status_bytes(field: str) -> int | None:
-    """Return a field of /proc/self/status in bytes, None where there is none."""
+def _resident_bytes() -> dict[str, int]:
+    """Return VmHWM, VmRSS and RssFile of this process in bytes, as far as the kernel reports them."""
+    sizes: dict[str, int] = {}
     try:
         status = (SELF / "status").read_text(encoding="utf-8")
     except OSError:
-        return None
+        return sizes
     for line in status.splitlines():
         name, _, value = line.partition(":")
-        if name == field:
-            return int(value.removesuffix("kB")) * KIB
-    return None
-
-
-def _reset_peak() -> bool:
-    """Set the kernel's peak to the present size; return whether it could, as some containers forbid
-    it.
-    """
-    try:
-        (SELF / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
-    except OSError:
-        return False
-    return _status_bytes("VmHWM") is not None
+        if name in ("VmHWM", "VmRSS", "RssFile"):
+            sizes[name] = int(value.removesuffix("kB")) * KIB
+    return sizes

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,13 +42,11 @@ def site_of(stack: str) -> str:
 
     That is the last line of the harness, and of anything if there is none; empty without any.
     """
-    frame = own_frame(stack)
+    calls = FRAME.findall(stack)
+    of_harness = [call for call in calls if OF_HARNESS.search(call[0])]
+    frame = own_frame(stack) or (of_harness or calls or [None])[-1]
     if frame is None:
-        calls = FRAME.findall(stack)
-        of_harness = [call for call in calls if OF_HARNESS.search(call[0])]
-        if not calls:
-            return ""
-        frame = (of_harness or calls)[-1]
+        return ""
     path, line = frame
     return f"{Path(path).name}:{line}"
 
@@ -67,42 +66,23 @@ def process_state(pid: int, created: float) -> str:
 
 
 def ask_for_stacks(pid: int, created: float) -> None:
-    """Have a process on this host write its stacks to its log.
-
-    One that does not catch the signal, which would end it, is left alone.
-    """
-    if not process_state(pid, created):
-        return
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-        if caught is not None and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1:
+    """Have a rank on this host write its stacks to its log; it catches the signal from its start on."""
+    if process_state(pid, created):
+        with suppress(OSError):  # it has ended
             os.kill(pid, STACK_SIGNAL)
-    except OSError:
-        return  # it has ended
-
-
-def write_stacks() -> None:
-    """Write the stacks of this process to its log."""
-    faulthandler.dump_traceback()
 
 
 def last_stack(log: Path) -> str:
-    """Return the main thread's stack that a process has written to its log last; empty for none."""
+    """Return the main thread's stack that a process has written to its log last; empty for none.
+
+    The main thread is the last of those that faulthandler writes. Here the last call is at the end.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_END))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    return main_stack(text)
-
-
-def main_stack(text: str) -> str:
-    """Return the main thread's stack from what faulthandler has written, the last call at the end.
-
-    The main thread is the last of its threads.
-    """
     *_, calls = THREAD.split(text)
     lines = []
     for path, line, name in reversed(CALL.findall(calls)):

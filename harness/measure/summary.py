@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.steady import find_steady
-from harness.records.record import (
-    Rank0Report,
-    RankResult,
-    SlowestRank,
-    Summary,
-)
+from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
 from harness.records.series import Numbers, Series, mean_over_ranks
 from harness.spec.cell import ThroughputUnit
 
@@ -30,6 +26,8 @@ class Window:
 
     mask: NDArray[np.bool_]  # True for the steps in the window, shape (steps,)
     settled: bool | None  # whether all attempts became steady; None if they were too short to tell
+    # True for the steps whose phases are known, in the same part of the trial, shape (steps,).
+    phases: NDArray[np.bool_]
 
 
 def summarize(
@@ -48,62 +46,33 @@ def summarize(
     `batch_size` counts the samples of a global batch, or is 1 for throughput in steps/s; the first
     `warmup` steps are never in the window. What could not be measured is None.
     """
-    step_seconds = np.stack([unpack(result.step_seconds) for result in ranks])  # (ranks, steps)
+    step_seconds = _step_seconds(ranks)
     window = measured_window(ranks, warmup)
     window_steps = int(window.mask.sum())
-    final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else None
-    if final_loss is not None and math.isnan(final_loss):  # a script that has not reported it
-        final_loss = None
-    best, final = rank0.best_evaluation, rank0.final_evaluation
-    summary = Summary(
-        throughput=None,
-        window_start=None,
+    figures: dict[str, Any] = {}
+    if window_steps >= MIN_WINDOW_STEPS:
+        in_window = step_seconds[:, window.mask]
+        p50, p90, p99 = np.percentile(in_window.max(axis=0), (50, 90, 99)).tolist()
+        figures = {
+            "throughput": float(window_steps * batch_size / in_window.sum(axis=1).max()),
+            "window_start": int(window.mask.argmax()),
+            "step_p50": p50,
+            "step_p90": p90,
+            "step_p99": p99,
+            **_phase_figures(ranks, step_seconds, window.phases),
+        }
+    # A script may not have reported its last loss, which is NaN then.
+    final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else math.nan
+    target, best, final = rank0.target.name, rank0.best_evaluation, rank0.final_evaluation
+    return Summary(
         window_steps=window_steps,
         settled=window.settled,
-        step_p50=None,
-        step_p90=None,
-        step_p99=None,
-        shares={},
-        slowest=None,
         throughput_unit=unit,
         samples_per_step=reported_samples(ranks),
-        final_loss=final_loss,
-        final_metric=None if final is None else final.metrics[rank0.target.name],
-        best_metric=None if best is None else best.metrics[rank0.target.name],
-    )
-    if window_steps < MIN_WINDOW_STEPS:
-        return summary
-    return _with_window(summary, ranks, step_seconds, window.mask, batch_size)
-
-
-def _with_window(
-    summary: Summary,
-    ranks: Sequence[RankResult],
-    step_seconds: Numbers,
-    mask: NDArray[np.bool_],
-    batch_size: float,
-) -> Summary:
-    """Return a summary with the figures of the steps in `mask`.
-
-    `step_seconds` has the shape (ranks, steps).
-    """
-    in_window = step_seconds[:, mask]
-    rank_seconds = in_window.sum(axis=1)
-    p50, p90, p99 = np.percentile(in_window.max(axis=0), (50, 90, 99)).tolist()
-    phases = {name: phase_seconds(ranks, name, mask) for name in ranks[0].step_phases}
-    shares = {name: float(phase.sum() / rank_seconds.sum()) for name, phase in phases.items()}
-    return replace(
-        summary,
-        throughput=float(mask.sum() * batch_size / rank_seconds.max()),
-        window_start=int(mask.argmax()),
-        step_p50=p50,
-        step_p90=p90,
-        step_p99=p99,
-        shares=shares,
-        slowest=_slowest_rank(ranks, rank_seconds, phases.get("communication")),
-        node_seconds=_node_seconds(
-            ranks, rank_seconds, phases.get("communication"), int(mask.sum())
-        ),
+        final_loss=None if math.isnan(final_loss) else final_loss,
+        final_metric=None if final is None else final.metrics[target],
+        best_metric=None if best is None else best.metrics[target],
+        **figures,
     )
 
 
@@ -118,9 +87,8 @@ def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -
 
     Throughput is counted over that rank's time.
     """
-    steps = np.stack([unpack(rank.step_seconds) for rank in ranks]).astype(np.float64)
-    slowest_rank = steps[:, mask].sum(axis=1).argmax()
-    seconds: Numbers = steps[slowest_rank, mask]
+    steps = _step_seconds(ranks)[:, mask]
+    seconds: Numbers = steps[steps.sum(axis=1).argmax()]
     return seconds
 
 
@@ -129,18 +97,26 @@ def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
 
     A step takes as long as at its slowest rank. Steps that were fingerprinted, or that a loader has
     fetched for in an untimed pause, are never in the window, and whether the others are does not depend
-    on them.
+    on them. Nor are steps whose phases were timed, which takes time, where most steps have been without.
     """
-    seconds = np.stack([unpack(result.step_seconds) for result in ranks]).max(axis=0)
+    seconds = _step_seconds(ranks).max(axis=0)
+    count = len(seconds)
     resumed_at = [interruption.step for interruption in ranks[0].interruptions]
-    is_timed = np.ones(len(seconds), dtype=bool)
+    is_timed = np.ones(count, dtype=bool)
     untimed = [*ranks[0].fingerprinted_steps, *ranks[0].refilled_steps]
-    is_timed[[step for step in untimed if step < len(seconds)]] = False
+    is_timed[[step for step in untimed if step < count]] = False
+    has_phases = np.zeros(count, dtype=bool)
+    for series in ranks[0].step_phases.values():
+        has_phases |= np.isfinite(series.unpack())
+    has_phases &= is_timed
+    if has_phases.sum() < count / 2:
+        is_timed &= ~has_phases
     timed_before = [int(is_timed[:step].sum()) for step in resumed_at]
     window = find_window(seconds[is_timed], warmup, timed_before)
-    mask = np.zeros(len(seconds), dtype=bool)
-    mask[is_timed] = window.mask
-    return Window(mask, window.settled)
+    # A step that is not timed is in the part of the trial that the next one is in that is.
+    next_timed = np.cumsum(is_timed) - is_timed
+    is_measured = np.append(window.mask, False)[next_timed]
+    return Window(is_measured & is_timed, window.settled, is_measured & has_phases)
 
 
 def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Window:
@@ -158,18 +134,7 @@ def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Win
     mask = np.zeros(len(seconds), dtype=bool)
     for (start, end), steady in zip(attempts, steady_parts, strict=True):
         mask[start + steady.first_step : end] = steady.settled is not None or not decided
-    return Window(mask, all(decided) if decided else None)
-
-
-def phase_seconds(ranks: Sequence[RankResult], name: str, mask: NDArray[np.bool_]) -> Numbers:
-    """Return the seconds that each rank spent in a phase during the steps in `mask`, shape
-    (ranks,).
-    """
-    totals = []
-    for result in ranks:
-        seconds = unpack(result.step_phases.get(name))
-        totals.append(seconds[mask].sum(dtype=np.float64))
-    return np.asarray(totals)
+    return Window(mask, all(decided) if decided else None, phases=mask)
 
 
 def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
@@ -188,37 +153,53 @@ def unpack(series: Series | None) -> Numbers:
     return series.unpack()
 
 
-def _slowest_rank(
-    ranks: Sequence[RankResult], rank_seconds: Numbers, communication: Numbers | None
-) -> SlowestRank | None:
-    """Return the rank that the others waited for, None for a single rank or unknown communication.
+def _step_seconds(ranks: Sequence[RankResult]) -> Numbers:
+    """Return how long each step took each rank, float64, shape (ranks, steps)."""
+    seconds: Numbers = np.stack([unpack(rank.step_seconds) for rank in ranks]).astype(np.float64)
+    return seconds
 
-    Ranks wait for each other while they communicate, so all of them take equally long. The slowest
-    is the one that spends the most time on anything else. `rank_seconds` and `communication` have
-    the shape (ranks,).
+
+def _phase_figures(
+    ranks: Sequence[RankResult], step_seconds: Numbers, mask: NDArray[np.bool_]
+) -> Mapping[str, Any]:
+    """Return the figures that come from the phases of the steps in `mask`.
+
+    `step_seconds` has the shape (ranks, steps).
     """
-    if communication is None or len(ranks) < 2:
-        return None
-    busy = rank_seconds - communication
-    index = int(busy.argmax())
-    mean_of_other_ranks = np.delete(busy, index).mean()
-    skew = float((busy[index] - mean_of_other_ranks) / rank_seconds.max())
-    return SlowestRank(rank=ranks[index].rank, host=ranks[index].host, skew=skew)
-
-
-def _node_seconds(
-    ranks: Sequence[RankResult], rank_seconds: Numbers, communication: Numbers | None, steps: int
-) -> dict[str, float]:
-    """Return how long a step takes the slowest rank of each node, without its communication.
-
-    `rank_seconds` and `communication` are of `steps` steps, shape (ranks,). Of more than MAX_NODES
-    nodes the slowest are returned, none where ranks communicate and it is not known how long.
-    """
-    if communication is None and len(ranks) > 1:
+    steps = int(mask.sum())
+    if not steps:
         return {}
-    busy = rank_seconds if communication is None else rank_seconds - communication
+    rank_seconds = step_seconds[:, mask].sum(axis=1)
+    phases: dict[str, Numbers] = {}  # seconds of each rank
+    for name in ranks[0].step_phases:
+        rows = [unpack(result.step_phases.get(name))[mask] for result in ranks]
+        phases[name] = np.asarray(np.nansum(rows, axis=1, dtype=np.float64))
+    communication = phases.get("communication")
+    figures: dict[str, Any] = {
+        "shares": {name: float(row.sum() / rank_seconds.sum()) for name, row in phases.items()},
+        "phase_steps": steps,
+    }
+    if len(ranks) == 1:
+        figures["node_seconds"] = _node_seconds(ranks, rank_seconds / steps)
+    elif communication is not None:  # else it is not known who waited for whom
+        # Ranks wait for each other while they communicate, so all of them take equally long. The
+        # slowest is the one that spends the most time on anything else.
+        busy = rank_seconds - communication
+        index = int(busy.argmax())
+        skew = float((busy[index] - np.delete(busy, index).mean()) / rank_seconds.max())
+        slowest = ranks[index]
+        figures["slowest"] = SlowestRank(rank=slowest.rank, host=slowest.host, skew=skew)
+        figures["node_seconds"] = _node_seconds(ranks, busy / steps)
+    return figures
+
+
+def _node_seconds(ranks: Sequence[RankResult], busy: Numbers) -> dict[str, float]:
+    """Return the seconds of a step of the slowest rank of each node, of MAX_NODES at most.
+
+    `busy` has those of each rank without communication, shape (ranks,).
+    """
     nodes: dict[str, float] = {}
-    for rank, seconds in zip(ranks, (busy / steps).tolist(), strict=True):
+    for rank, seconds in zip(ranks, busy.tolist(), strict=True):
         if seconds > 0:
             nodes[rank.host] = max(seconds, nodes.get(rank.host, 0.0))
     slowest_first = sorted(nodes.items(), key=lambda item: -item[1])

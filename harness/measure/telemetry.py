@@ -1,88 +1,33 @@
-"""Watches the GPU and the host from a separate thread while a rank trains.
+"""Watches the GPU and the host from a thread while a rank trains, a sample a second.
 
 Only what happens during segments of training counts. The training loop says where a segment begins
-and ends. During segments the thread takes a sample every SAMPLE_INTERVAL seconds; a sample during
-which a segment ends is dropped. What accumulates (energy, CPU time) is read by the training loop at
-both ends of a segment, outside its timed region; energy only of segments that are likely long enough.
+and ends, and reads the CPU time there, outside its timed region. A sample during which a segment ends
+is dropped.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from harness.core.errors import one_line
-from harness.measure.gpu import THROTTLING, NvmlGpu
-from harness.measure.host import CoreUse, CoreUseTotals, Counters, ThisHost
+from harness.measure.host import core_seconds, core_shares, host_gauges
 from harness.records import record
 from harness.records.series import Series
 
+if TYPE_CHECKING:
+    from harness.measure.gpu import NvmlGpu
+
 T = TypeVar("T")
 
-SAMPLE_INTERVAL = 1.0  # seconds of training from sample to sample
-MIN_METERED_SECONDS = 1.0  # that a segment must last for its energy to count; see `joules_between`
-COUNTER_UPDATE = 0.1  # seconds after which NVML has updated its energy counter at the latest
-MAX_WATTS = 5000.0  # more than any single GPU draws; above it, the counter was reset
+SAMPLE_INTERVAL = 1.0  # seconds
 JOIN_TIMEOUT = 5.0  # seconds that the thread has to end
-
-
-def joules_between(before: int, after: int, seconds: float) -> float | None:
-    """Return the energy between two readings of NVML's cumulative counter, in joules.
-
-    `before` and `after` are in millijoules, `seconds` apart. Returns None if the counter was reset
-    in between.
-
-    The counter has 64 bits. One that is kept in 32 bits wraps every 4.3 MJ, which an H100 consumes
-    in two hours, so a smaller second reading is taken for a wrap first. If the counter fell for
-    another reason, such as a reload of the driver, the result would be far more than MAX_WATTS.
-
-    NVML updates the counter only every 20 to 100 ms (Yang, Adamek and Armour, "Part-time Power
-    Measurements", SC 2024, arXiv:2312.02741, measured this for the power readings). So a difference
-    lags by up to COUNTER_UPDATE at either end. Over MIN_METERED_SECONDS it is wrong by at most
-    COUNTER_UPDATE / MIN_METERED_SECONDS, a tenth; over several segments the lags average out.
-    """
-    millijoules = after - before
-    if millijoules < 0:
-        millijoules += 2**32
-    joules = millijoules / 1e3
-    max_joules = MAX_WATTS * (seconds + COUNTER_UPDATE)
-    if not 0 <= joules <= max_joules:
-        return None
-    return joules
-
-
-class Sample(NamedTuple):
-    """The readings of one moment."""
-
-    at: float  # seconds since the epoch
-    readings: dict[str, float]
-    throttled: Collection[str] | None  # reasons, keys of THROTTLING; None if unknown
-    foreign_processes: Collection[str] | None  # on the GPU, as "pid 123 python"; None if unknown
-
-
-class _Segment:
-    """A segment of training, from `begin_segment` to `end_segment`.
-
-    Only `last_counters` belongs to the sampling thread, the rest to the thread that trains.
-    """
-
-    def __init__(
-        self, counters: Counters | None, core_use: CoreUse | None, energy: int | None
-    ) -> None:
-        self.counters = counters  # at the beginning
-        self.core_use = core_use  # at the beginning
-        self.last_counters = counters  # at the sample before
-        self.energy = energy  # at the beginning, in millijoules
-        self.began = time.perf_counter()
-        self.ended = threading.Event()
 
 
 class TelemetrySampler:
@@ -93,191 +38,132 @@ class TelemetrySampler:
     """
 
     def __init__(
-        self,
-        gpu: NvmlGpu | None,
-        host: ThisHost,
-        *,
-        warmup: int = 0,
-        interval: float = SAMPLE_INTERVAL,
-        errors: dict[str, str] | None = None,
+        self, *, warmup: int, cores: Sequence[int] = (), interval: float = SAMPLE_INTERVAL
     ) -> None:
-        """Prepare to sample every `interval` seconds; `errors` has those that happened already."""
-        self.gpu, self.host = gpu, host
-        self.warmup, self.interval = warmup, interval
-        self.errors = errors or {}  # the first error of each reading
+        """Prepare to sample every `interval` seconds; `cores` are the trial's, none for all."""
+        self.gpu: NvmlGpu | None = None
+        self.cores, self.warmup, self.interval = cores, warmup, interval
+        self.errors: dict[str, str] = {}  # the first error of each reading
         # A daemon, so that a thread that hangs in a driver does not keep the process alive.
         self.thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
-        self._segments: SimpleQueue[_Segment | None] = SimpleQueue()  # None ends the thread
-        self._segment: _Segment | None = None  # the current one, None if it does not count
-        self._samples: list[Sample] = []
-        self._foreign_by_pid: dict[int, str | None] = {}  # None for processes of this trial
+        self._ended = threading.Event()
+        # The host's counters at the beginning of the segment, None outside those that count.
+        self._segment: dict[str, float] | None = None
         self._steps_begun = 0  # those of the warm-up, too
-        self._step_seconds = math.inf  # of the last segment that counted, once there is one
-        # Totals over the segments that count.
-        self._seconds = 0.0
+        # Of the segments that count: steps, and what was added to the host's counters.
         self._steps = 0
-        self._counters = Counters()
-        self._core_use = CoreUseTotals()
-        self._joules = 0.0
-        self._metered_steps = 0
+        self._spent: Counter[str] = Counter()
+        # Of the samples: moments, in seconds since the epoch, and readings.
+        self._times: list[float] = []
+        self._readings: list[dict[str, float]] = []
+        self._throttled: list[set[str]] = []  # of the samples of which it is known
+        self._foreign_processes: set[str] | None = None  # that any sample saw; None if unknown
+        # The segment of the last sample of the GPU's energy, the moment, and the joules.
+        self._last_energy: tuple[object, float, float] = (None, 0.0, 0.0)
+        self._joules, self._metered_seconds = 0.0, 0.0  # between two samples of a segment
 
     def __enter__(self) -> TelemetrySampler:
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._segment:  # training failed within it
-            self._segment.ended.set()
-        self._segments.put(None)
+        self._ended.set()
         self.thread.join(JOIN_TIMEOUT)
         if self.thread.is_alive():
             self.errors["thread"] = f"has not ended within {JOIN_TIMEOUT} s"
-            return  # it may still be reading from the GPU and the host
-        self.host.close()
-        if self.gpu:
-            self._try("gpu", self.gpu.close)
+        elif self.gpu is not None:
+            self.attempt("gpu", self.gpu.close)
 
-    def begin_segment(self, steps: float = math.inf) -> None:
-        """Begin a segment of nothing but training, of `steps` steps as far as that is known."""
-        if self._steps_begun < self.warmup:
-            return
-        core_use = self._try("host core use", self.host.core_use)
-        counters = self._try("host counters", self.host.counters)
-        self._segment = _Segment(counters, core_use, self._energy_before(steps))
-        self._segments.put(self._segment)
+    def begin_segment(self) -> None:
+        """Begin a segment of nothing but training."""
+        if self._steps_begun >= self.warmup:
+            self._segment = self.attempt("host counters", lambda: core_seconds(self.cores))
 
     def end_segment(self, steps: int) -> None:
         """End the segment, which has trained for `steps` steps."""
         self._steps_begun += steps
-        segment, self._segment = self._segment, None
-        if segment is None:
+        before, self._segment = self._segment, None
+        if before is None:
             return
-        segment.ended.set()
-        seconds = time.perf_counter() - segment.began
-        self._step_seconds = seconds / max(1, steps)
-        if segment.energy is not None and seconds >= MIN_METERED_SECONDS:
-            self._meter(segment.energy, self._energy(), seconds, steps)
-        counters = self._try("host counters", self.host.counters)
-        if segment.counters and counters:
-            self._counters += counters - segment.counters
-        core_use = self._try("host core use", self.host.core_use)
-        if segment.core_use and core_use:
-            self._core_use.add(segment.core_use, core_use)
-        self._seconds += seconds
-        self._steps += steps
+        after = self.attempt("host counters", lambda: core_seconds(self.cores))
+        if after is not None:
+            self._steps += steps
+            self._spent.update(after)
+            self._spent.subtract(before)
 
     def report(self) -> record.Telemetry:
         """Return all that was measured so far."""
-        samples = list(self._samples)
-        times = np.array([sample.at for sample in samples], dtype=np.float64)
-        throttled: dict[str, float] | None = None  # shares of samples; None if unknown
-        reasons = [sample.throttled for sample in samples if sample.throttled is not None]
-        if reasons:
+        count = len(self._times)
+        names = {name for sample in self._readings[:count] for name in sample}
+        readings: dict[str, Series] = {}  # NaN where a sample could not be read
+        for name in sorted(names):
+            values = [sample.get(name, np.nan) for sample in self._readings[:count]]
+            readings[name] = Series.pack(np.array(values, dtype=np.float32))
+        throttled: dict[str, float] | None = None  # shares of samples
+        if self._throttled:
+            from harness.measure.gpu import THROTTLING
+
             throttled = {}
             for name in THROTTLING:
-                throttled[name] = float(np.mean([name in active for active in reasons]))
-        foreign: list[str] | None = None  # that any sample saw; None if unknown
-        processes = [s.foreign_processes for s in samples if s.foreign_processes is not None]
-        if processes:
-            foreign = sorted(set().union(*processes))
+                throttled[name] = float(np.mean([name in reasons for reasons in self._throttled]))
+        foreign = self._foreign_processes
+        seconds = self._spent["wall"]
+        joules = None
+        if self._metered_seconds and self._steps:
+            joules = self._joules / self._metered_seconds * seconds
         return record.Telemetry(
-            seconds=self._seconds,
+            seconds=seconds,
             steps=self._steps,
-            sample_times=Series.pack(times),
-            readings=_pack_readings(samples),
-            shares=self._counters.shares() | self._core_use.shares(),
-            joules=self._joules if self._metered_steps else None,
-            metered_steps=self._metered_steps,
+            sample_times=Series.pack(np.array(self._times[:count], dtype=np.float64)),
+            readings=readings,
+            shares=core_shares(self._spent),
+            joules=joules,
             throttled=throttled,
-            foreign_processes=foreign,
+            foreign_processes=None if foreign is None else sorted(foreign),
             errors=dict(self.errors),
         )
 
-    def _energy_before(self, steps: float) -> int | None:
-        """Return the energy counter before a segment, None if it is likely too short to be metered.
-
-        A reading takes NVML 4 ms on an H200, which is much of a short segment.
-        """
-        if steps * self._step_seconds < MIN_METERED_SECONDS / 2:
-            return None
-        return self._energy()
-
-    def _energy(self) -> int | None:
-        """Return the GPU's energy counter in millijoules."""
-        if self.gpu is None:
-            return None
-        return self._try("gpu energy", self.gpu.energy_millijoules)
-
-    def _meter(self, before: int, after: int | None, seconds: float, steps: int) -> None:
-        """Add the energy of a segment between two readings of the counter."""
-        if after is None:
-            return
-        joules = joules_between(before, after, seconds)
-        if joules is None:
-            self.errors.setdefault(
-                "gpu energy", f"the counter went from {before} to {after} mJ in {seconds:.1f} s"
-            )
-            return
-        self._joules += joules
-        self._metered_steps += steps
-
-    def _watch(self) -> None:
-        """Take samples during segments, in the thread, which sleeps otherwise.
-
-        The time until the next sample is carried over from segment to segment. So samples are
-        evenly spaced in training time, however short the segments are.
-        """
-        seconds_left = self.interval
-        for segment in iter(self._segments.get, None):
-            due = time.monotonic() + seconds_left
-            while not segment.ended.wait(max(0.0, due - time.monotonic())):
-                self._take_sample(segment)
-                due = time.monotonic() + self.interval
-            seconds_left = max(0.0, due - time.monotonic())
-
-    def _take_sample(self, segment: _Segment) -> None:
-        """Read everything once; drop it if the segment ends before that is done."""
-        at = time.time()
-        readings = dict(self._try("host", self.host.gauges) or {})
-        throttled: Collection[str] | None = None
-        foreign_processes: Collection[str] | None = None
-        if self.gpu:
-            readings |= self._try("gpu", self.gpu.gauges) or {}
-            throttled = self._try("gpu throttle reasons", self.gpu.throttle_reasons)
-            foreign_processes = self._try("gpu processes", self._foreign_processes)
-        counters = self._try("host counters", self.host.counters)
-        if segment.ended.is_set():
-            return
-        if segment.last_counters and counters:
-            readings |= (counters - segment.last_counters).shares()
-        segment.last_counters = counters
-        self._samples.append(Sample(at, readings, throttled, foreign_processes))
-
-    def _foreign_processes(self) -> Collection[str] | None:
-        """Return the processes on the GPU that are not of this trial, None if that is unknown.
-
-        In a container, NVML may list the process ids of the host's namespace, or none. This process
-        computes on the GPU: if its own id is not listed, the others cannot be trusted either.
-        """
-        pids = self.gpu.compute_pids() if self.gpu else None
-        if pids is None or os.getpid() not in pids:
-            return None
-        foreign: set[str] = set()
-        for pid in pids:
-            if pid not in self._foreign_by_pid:
-                self._foreign_by_pid[pid] = self.host.foreign_process(pid)
-            description = self._foreign_by_pid[pid]
-            if description is not None:
-                foreign.add(description)
-        return foreign
-
-    def _try(self, name: str, read: Callable[[], T]) -> T | None:
+    def attempt(self, name: str, read: Callable[[], T]) -> T | None:
         """Return a reading; if it raises, note the error under its name and return None."""
         try:
             return read()
         except Exception as error:
             self.errors.setdefault(name, f"{type(error).__name__}: {one_line(error)}")
             return None
+
+    def _watch(self) -> None:
+        """Take samples during segments, in the thread."""
+        while not self._ended.wait(self.interval):
+            segment = self._segment
+            if segment is not None:
+                self._take_sample(segment, self.gpu)
+
+    def _take_sample(self, segment: object, gpu: NvmlGpu | None) -> None:
+        """Read everything once; drop it if the segment ends before that is done."""
+        at, moment = time.time(), time.perf_counter()
+        readings = self.attempt("host", host_gauges) or {}
+        joules = throttled = foreign = None
+        if gpu is not None:
+            joules = self.attempt("gpu energy", gpu.joules)
+            readings |= self.attempt("gpu", gpu.gauges) or {}
+            throttled = self.attempt("gpu throttle reasons", gpu.throttle_reasons)
+            foreign = self.attempt("gpu processes", gpu.foreign_processes)
+        if self._segment is not segment:
+            return
+        self._readings.append(readings)
+        self._times.append(at)
+        if throttled is not None:
+            self._throttled.append(throttled)
+        if foreign is not None:
+            self._foreign_processes = (self._foreign_processes or set()) | foreign
+        if joules is not None:
+            # NVML updates its counter only every 20 to 100 ms (Yang, Adamek and Armour, SC 2024,
+            # arXiv:2312.02741); over several seconds the lags average out.
+            last_segment, last_moment, last_joules = self._last_energy
+            if last_segment is segment and joules >= last_joules:  # else it was reset in between
+                self._joules += joules - last_joules
+                self._metered_seconds += moment - last_moment
+            self._last_energy = (segment, moment, joules)
 
 
 def telemetry_for(
@@ -287,21 +173,9 @@ def telemetry_for(
 
     `cores` are those that the trial has for itself, none if it has the whole host.
     """
-    gpu: NvmlGpu | None = None
-    errors: dict[str, str] = {}
+    telemetry = TelemetrySampler(warmup=warmup, cores=cores)
     if device.type == "cuda":
-        try:
-            gpu = NvmlGpu.of(device)
-        except Exception as error:  # a problem of the driver's is no reason not to train
-            errors["gpu"] = f"{type(error).__name__}: {one_line(error)}"
-    return TelemetrySampler(gpu, ThisHost(cores=cores), warmup=warmup, errors=errors)
+        from harness.measure.gpu import NvmlGpu
 
-
-def _pack_readings(samples: Sequence[Sample]) -> dict[str, Series]:
-    """Return the readings by name, each a series with a value for every sample, NaN where unread."""
-    names = {name for sample in samples for name in sample.readings}
-    packed: dict[str, Series] = {}
-    for name in sorted(names):
-        values = [sample.readings.get(name, np.nan) for sample in samples]
-        packed[name] = Series.pack(np.array(values, dtype=np.float32))
-    return packed
+        telemetry.gpu = telemetry.attempt("gpu", lambda: NvmlGpu(device))
+    return telemetry

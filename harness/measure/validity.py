@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.records.record import RankResult, Summary, Telemetry
+from harness.records.record import RankResult, Summary
 from harness.spec.validity import ValidityRules
 
 # Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
@@ -14,67 +14,52 @@ MIN_TELEMETRY = 1.0
 POWER_LIMIT = "sw_power_cap"
 
 
-def violations(
-    ranks: Sequence[RankResult],
-    summary: Summary,
-    rules: ValidityRules,
-) -> list[str]:
-    """Return the rules that a trial violates: for each a line with the rank, the value and the
-    limit.
+def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
+    """Return the rules that a trial violates: for each a line with rank, value and limit.
 
     What could not be read violates no rule.
     """
     lines: list[str] = []
     for result in ranks:
-        if result.telemetry is not None:
-            rank = f"rank {result.rank} on {result.host}"
-            lines += _rank_violations(rank, result.telemetry, rules)
-    for result in ranks:
-        waited = f"contention: rank {result.rank} on {result.host}: waited for a core of others"
-        lines += _share_above(contention(result, ranks), rules.contention, waited)
-    data_wait = summary.shares.get("data_wait")
-    lines += _share_above(data_wait, rules.data_wait, "data_wait: the loader starved")
-    return lines
-
-
-def _rank_violations(rank: str, telemetry: Telemetry, rules: ValidityRules) -> list[str]:
-    """Return the rules that a single rank violates; `rank` names it."""
-    lines: list[str] = []
-    for reason, share in (telemetry.throttled or {}).items():
-        if reason == POWER_LIMIT:
+        telemetry = result.telemetry
+        if telemetry is None:
             continue
-        lines += _share_above(share, rules.throttled, f"throttled: {rank}: {reason}")
-    processes = telemetry.foreign_processes or ()
-    limit = rules.foreign_processes
-    if limit is not None and len(processes) > limit:
-        names = ", ".join(processes)
-        lines.append(f"foreign_processes: {rank}: found {names} on its GPU; allowed: {limit}")
-    stolen = telemetry.shares.get("cpu_steal")
-    lines += _share_above(stolen, rules.steal, f"steal: {rank}: CPU time taken by other machines")
-    return lines
+        rank = f"rank {result.rank} on {result.host}"
+        for reason, share in (telemetry.throttled or {}).items():
+            if reason != POWER_LIMIT:
+                lines += _share_above(share, rules.throttled, f"throttled: {rank}: {reason}")
+        processes = telemetry.foreign_processes or ()
+        limit = rules.foreign_processes
+        if limit is not None and len(processes) > limit:
+            names = ", ".join(processes)
+            lines.append(f"foreign_processes: {rank}: found {names} on its GPU; allowed: {limit}")
+        stolen = telemetry.shares.get("cpu_steal")
+        lines += _share_above(
+            stolen, rules.steal, f"steal: {rank}: CPU time taken by other machines"
+        )
+        waited = f"contention: {rank}: waited for a core of others"
+        lines += _share_above(contention(result, ranks), rules.contention, waited)
+    starved = "data_wait: the loader starved"
+    return lines + _share_above(summary.shares.get("data_wait"), rules.data_wait, starved)
 
 
 def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
     """Return the share of the time for which a rank waited for a core that another program had.
 
-    That is how long the rank's slowest thread was ready and had no core, but no more than the cores
-    that others used: ranks may have to share cores among themselves. None if it is unknown, or if
-    the trial was too short for the kernel's clock ticks.
+    That is how long its main thread was ready and had no core, but no more than the cores that others
+    used: ranks may have to share cores among themselves. None if it is unknown, or if the trial was too
+    short for the kernel's clock ticks.
     """
+    neighbors = [rank.telemetry for rank in ranks if rank.host == result.host]
     telemetry = result.telemetry
-    if telemetry is None or telemetry.seconds < MIN_TELEMETRY:
+    if telemetry is None or telemetry.seconds < MIN_TELEMETRY or "cpu_wait" not in telemetry.shares:
         return None
-    waited, host_cpu = telemetry.shares.get("cpu_wait"), telemetry.shares.get("host_cpu")
-    if waited is None or host_cpu is None:
-        return None
-    cpu_of_others = host_cpu
-    for other in ranks:
-        if other.host != result.host:
-            continue
-        if other.telemetry is None or "trial_cpu" not in other.telemetry.shares:
+    cores_of_others = telemetry.shares["host_cpu"]
+    for neighbor in neighbors:
+        if neighbor is None:
             return None
-        cpu_of_others -= other.telemetry.shares["trial_cpu"]
-    return min(waited, max(0.0, cpu_of_others))
+        cores_of_others -= neighbor.shares.get("process_cpu", 0.0)
+    return min(telemetry.shares["cpu_wait"], max(0.0, cores_of_others))
 
 
 def _share_above(share: float | None, limit: float | None, subject: str) -> list[str]:

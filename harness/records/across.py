@@ -169,10 +169,7 @@ def _means(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _joules_per_step(telemetry: Telemetry) -> float | None:
-    """Return the energy of a step, None where there is no counter.
-
-    The joules are of the steps in segments that are long enough for the energy counter.
-    """
+    """Return the energy of a step, None where there is no counter."""
     if telemetry.joules is None:
         return None
-    return telemetry.joules / telemetry.metered_steps
+    return telemetry.joules / telemetry.steps

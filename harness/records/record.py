@@ -236,8 +236,7 @@ class Telemetry:
 
     It is of segments of nothing but training, after the warm-up. `sample_times` and `readings` are
     samples from within segments. `shares` come from counters that are read at both ends of every
-    segment, and so cover all of it. Joules and `metered_steps` are of those segments that are long
-    enough for the GPU's energy counter (`harness.measure.telemetry.MIN_METERED_SECONDS`).
+    segment, and so cover all of it.
     """
 
     seconds: Amount  # of the segments
@@ -246,11 +245,11 @@ class Telemetry:
     # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
     # in gpu_power_w; those without one are shares.
     readings: Mapping[str, Series]
-    # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu, trial_cpu and process_cpu
-    # in cores. `harness.measure.host` explains them.
+    # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
+    # `harness.measure.host` explains them.
     shares: Mapping[str, float]
-    joules: float | None = None  # None where the GPU has no energy counter
-    metered_steps: Number = 0  # optimizer steps that `joules` were spent on
+    # That `steps` took, by the energy between samples; None where the GPU has no energy counter.
+    joules: float | None = None
     throttled: Mapping[str, Share] | None = None  # reason -> share of samples; None where unknown
     # Processes of others on the GPU, as in "pid 123 python"; None where unknown.
     foreign_processes: Sequence[str] | None = None
@@ -446,18 +445,20 @@ class Summary:
     """
 
     # Over all ranks, in the measured window, in `throughput_unit`.
-    throughput: Amount | None
-    window_start: Number | None  # first step of the window, counted from 0
-    window_steps: (
-        Number  # how many steps it has; after an interruption they are not all consecutive
-    )
+    throughput: Amount | None = None
+    window_start: Number | None = None  # first step of the window, counted from 0
+    # How many steps it has; after an interruption they are not all consecutive.
+    window_steps: Number
     # Whether steady state was reached; None if there were too few steps to tell.
     settled: bool | None
-    step_p50: Amount | None  # the median time of a step in the window, seconds
-    step_p90: Amount | None  # seconds
-    step_p99: Amount | None  # seconds
-    shares: Mapping[str, float]  # of the window's time over all ranks, by phase of the step
-    slowest: SlowestRank | None  # None for one rank, and where communication can't be told apart
+    step_p50: Amount | None = None  # the median time of a step in the window, seconds
+    step_p90: Amount | None = None  # seconds
+    step_p99: Amount | None = None  # seconds
+    # By phase of the step, of the time over all ranks of `phase_steps` steps, which a long trial samples.
+    shares: Mapping[str, float] = field(default_factory=dict)
+    phase_steps: Number = 0
+    # None for one rank, and where communication can't be told apart.
+    slowest: SlowestRank | None = None
     # By node, the seconds of a step of its slowest rank, those in communication left out. Of many
     # nodes the slowest; empty where ranks communicate and that can't be told apart.
     node_seconds: Mapping[str, Amount] = field(default_factory=dict)

@@ -19,7 +19,8 @@ def pack_series(state: TrainingState) -> dict[str, Any]:
     """Return those fields of a RankResult that a trial leaves even if it fails."""
     step_phases = {}
     for name, seconds in state.step_phases.items():
-        step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
+        if not np.isnan(seconds).all():  # a phase that was never entered
+            step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
     moments = {}
     if state.epoch_began_at:  # which rank 0 alone knows
         moments = {

@@ -11,6 +11,7 @@ interpreter's lock, falls silent.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -25,7 +26,6 @@ import psutil
 
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
-from harness.measure.stacks import write_stacks
 from harness.records.running import Heartbeat, heartbeat_seconds
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -121,7 +121,7 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
                     write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
             is_asked = folder.stacks_request.exists()
             if is_asked and not was_asked:
-                write_stacks()
+                faulthandler.dump_traceback()
             was_asked = is_asked
             ended.wait(pause)
             pause = period

@@ -26,7 +26,7 @@ class Rows:
     """Rows of some steps, the first of which is the step `start`."""
 
     start: int
-    values: NDArray[np.float64]  # shape (steps, COLUMNS); NaN for a phase that was never entered
+    values: NDArray[np.float64]  # shape (steps, COLUMNS); NaN for a phase that is not known
 
 
 class SeriesFile:
@@ -73,8 +73,7 @@ class SeriesFile:
         phases = {}
         for phase in Phase:
             seconds = values[:, 2 + phase]
-            if steps and not np.isnan(seconds).all():
-                phases[phase.name] = np.nan_to_num(seconds).tolist()
+            phases[phase.name] = seconds.tolist()
         return Series(
             losses=values[:, 0].tolist(), step_seconds=values[:, 1].tolist(), step_phases=phases
         )

@@ -148,9 +148,8 @@ class Trainer:
         last_evaluated = max((done.step for done in self.state.evaluations), default=0)
         if is_due and step > last_evaluated:  # an earlier attempt was interrupted before or in it
             self.evaluate()
-        with self.parts.strategy.naming_errors():
-            while self.state.step < last_step and self.stop_reason is None:
-                self._train_epoch(last_step)
+        while self.state.step < last_step and self.stop_reason is None:
+            self._train_epoch(last_step)
         if self.is_finished and self.saver is not None:
             self.saver.stop()
 
@@ -237,9 +236,9 @@ class Trainer:
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
         if observer is None:
-            self.telemetry.begin_segment(stop - start_step)
+            self.telemetry.begin_segment()
             state.in_step = True
-        clock.start()
+        clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for step in range(start_step, stop):
             indices, worker, batch = next(batches)
             if observer is not None:

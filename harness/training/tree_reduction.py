@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.measure.communication import ShardCollective, all_gather_single
+from harness.measure.communication import all_gather_single
 
 
 @dataclass
@@ -85,66 +85,40 @@ def sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-def reduce_scatter(output: Tensor, contributions: Tensor, group: dist.ProcessGroup) -> None:
-    """Fill `output`, shape (share,), with this rank's share of the sum of all ranks' contributions.
-
-    `contributions` has the shape (ranks * share,); its r-th share is for rank r.
-    """
-    size = group.size()
-    received = torch.empty_like(contributions)
-    dist.all_to_all_single(received, contributions, group=group)
-    output.copy_(sum_rows(received.view(size, -1)))
-
-
 class TreeCollective:
-    """A collective that sums up the gradients of all ranks as a tree."""
+    """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
 
     def __init__(self) -> None:
         self.calls = 0  # buckets or groups of parameters that were summed up
 
+    def reduce_scatter(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
+    ) -> None:
+        """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks.
 
-class TreeAllReduce(TreeCollective):
-    """A communication hook of DDP: every rank gets the sum of all ranks' buckets.
-
-    Each rank sums up its share of a bucket, and all ranks gather the shares.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-
-    def __call__(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Return a future that is done, with the bucket's sum."""
+        `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
+        divided, whatever FSDP2 asks for: the training step does that.
+        """
         self.calls += 1
-        flat = bucket.buffer()
-        size = self.group.size()
-        share = -(-len(flat) // size)
-        padded = flat.new_zeros(size * share)
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+
+    def all_reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Return a future that is done, with the sum of all ranks' buckets of DDP.
+
+        Each rank sums up its share of a bucket, and all ranks gather the shares.
+        """
+        flat, group = bucket.buffer(), dist.group.WORLD
+        assert group is not None, "DDP has a process group"
+        share = -(-len(flat) // group.size())
+        padded = flat.new_zeros(group.size() * share)
         padded[: len(flat)] = flat
         own_share = flat.new_empty(share)
-        reduce_scatter(own_share, padded, self.group)
-        all_gather_single(padded, own_share, group=self.group)
+        self.reduce_scatter(own_share, padded, group)
+        all_gather_single(padded, own_share, group=group)
         flat.copy_(padded[: len(flat)])
         devices = [flat.device] if flat.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         future.set_result(flat)
         return future
-
-
-class TreeReduceScatter(TreeCollective, ShardCollective):
-    """FSDP2's reduce-scatter: every rank gets its shards of the sum of all ranks' gradients.
-
-    The sum is not divided: the training step does that.
-    """
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        """Fill `output_tensor`, whatever mean or sum `op` asks for."""
-        self.calls += 1
-        reduce_scatter(output_tensor, input_tensor, group)

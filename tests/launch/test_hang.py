@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.launch.hang import RankEvidence, name_hang
-from harness.measure.stacks import main_stack
+from harness.measure.stacks import last_stack
 from harness.records.running import Heartbeat
 
 WAITING = "torch.autograd.graph._engine_run_backward:825"
@@ -61,12 +62,14 @@ def test_ranks_that_all_wait_are_named_with_their_lines() -> None:
     assert name_hang([], 2) is None
 
 
-def test_the_main_thread_is_the_last_that_a_process_has_written() -> None:
+def test_the_main_thread_is_the_last_that_a_process_has_written(tmp_path: Path) -> None:
     written = (
         'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 3 in wait\n'
         'Current thread 0x2 (most recent call first):\n  File "/home/me/train.py", line 12 in loss\n'
         '  File "/home/me/train.py", line 40 in main\n'
     )
-    assert main_stack(written) == (
+    log = tmp_path / "rank0.log"
+    log.write_text(written, encoding="utf-8")
+    assert last_stack(log) == (
         '  File "/home/me/train.py", line 40, in main\n  File "/home/me/train.py", line 12, in loss'
     )

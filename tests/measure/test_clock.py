@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.measure.clock import CudaClock, HostClock, Phase
+from harness.measure.clock import CudaClock, HostClock, Phase, SegmentTimes
 
 
 class Scripted(HostClock):
@@ -20,6 +20,11 @@ class Scripted(HostClock):
 
     def _now(self) -> int:
         return next(self.moments) * 1_000_000
+
+
+def entered(times: SegmentTimes) -> dict[str, Any]:
+    """Return the seconds of the phases that were entered."""
+    return {name: row for name, row in times.phases.items() if not np.isnan(row).all()}
 
 
 def test_phases_add_up_to_their_steps() -> None:
@@ -37,8 +42,9 @@ def test_phases_add_up_to_their_steps() -> None:
     np.testing.assert_allclose(times.steps * 1e3, [10, 11])
     expected = {"data_wait": [1, 1], "forward": [2, 3], "backward": [4, 6], "optimizer": [3, 1]}
     assert {
-        name: (seconds * 1e3).round(6).tolist() for name, seconds in times.phases.items()
+        name: (seconds * 1e3).round(6).tolist() for name, seconds in entered(times).items()
     } == expected
+    assert set(times.phases) == {phase.name for phase in Phase}
 
 
 def test_micro_steps_add_to_the_phases_of_their_step() -> None:
@@ -50,7 +56,7 @@ def test_micro_steps_add_to_the_phases_of_their_step() -> None:
     times = clock.stop()
     assert times.steps * 1e3 == pytest.approx([32])
     assert {
-        name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()
+        name: float(seconds[0]) * 1e3 for name, seconds in entered(times).items()
     } == pytest.approx({"data_wait": 1, "forward": 1 + 4, "backward": 2 + 8, "optimizer": 16})
 
 
@@ -62,7 +68,7 @@ def test_a_collective_within_a_phase_is_communication() -> None:
         pass
     clock.end_step()
     times = clock.stop()
-    milliseconds = {name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()}
+    milliseconds = {name: float(seconds[0]) * 1e3 for name, seconds in entered(times).items()}
     assert milliseconds == pytest.approx({"data_wait": 1, "forward": 4 + 3, "communication": 1})
 
 
@@ -86,7 +92,7 @@ def test_a_collective_while_data_is_waited_for_ends_in_the_wait() -> None:
     clock.end_step()
     times = clock.stop()
     assert {
-        name: float(seconds[0]) * 1e3 for name, seconds in times.phases.items()
+        name: float(seconds[0]) * 1e3 for name, seconds in entered(times).items()
     } == pytest.approx({"data_wait": 1 + 4, "communication": 2})
 
 
@@ -127,3 +133,23 @@ def test_events_of_a_gpu_are_recorded_again_on_the_stream_of_their_segment(
         assert clock.stop().steps * 1e3 == pytest.approx([2] * steps)
     assert [len(stream) for stream in streams] == [5, 1 + 7]
     assert len(made) == 7  # as many as the longer segment has
+
+
+@pytest.mark.parametrize(
+    ("segments", "timed"), [(5, [0, 1, 2, 3, 4]), (25, [0, 10, 20])], ids=["short", "long"]
+)
+def test_of_many_segments_one_in_ten_has_its_phases_timed(segments: int, timed: list[int]) -> None:
+    clock = HostClock()
+    known = []
+    for segment in range(segments):
+        clock.start(segments_left=segments - segment)
+        clock.enter(Phase.forward)
+        with clock.communicating():
+            pass
+        clock.end_step()
+        times = clock.stop()
+        assert times.steps > 0
+        if entered(times):
+            known.append(segment)
+            assert sum(row.sum() for row in entered(times).values()) == pytest.approx(times.steps)
+    assert known == timed

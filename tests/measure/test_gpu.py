@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from harness.measure.gpu import NvmlGpu
-from harness.measure.host import ThisHost
-from harness.measure.telemetry import MIN_METERED_SECONDS, TelemetrySampler, telemetry_for
+from harness.measure.telemetry import telemetry_for
 from harness.spec.cluster import Profile, count_gpus
 from tests.support.gpu import UUID, Failing, FakeDriver
-from tests.support.running import wait_until
 
+GPU = torch.device("cuda", 0)
 Install = Callable[[FakeDriver], FakeDriver]
 ANSWERS = {
     "nvmlDeviceGetUtilizationRates": {"gpu": 87, "memory": 40},
@@ -28,7 +27,7 @@ ANSWERS = {
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlDeviceGetPowerUsage": 612_500,
     "nvmlDeviceGetTotalEnergyConsumption": 123_456_789_012,
-    "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x40 | 0x1 | 0x2 | 0x10 | 0x100,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x40 | 0x1 | 0x2 | 0x10 | 0x100,
 }
 
 
@@ -44,9 +43,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
+@pytest.fixture(autouse=not torch.cuda.is_available())
+def uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch know a GPU."""
+    properties = type("Properties", (), {"uuid": UUID})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
 def test_readings_come_in_their_units(install: Install) -> None:
-    driver = install(FakeDriver(ANSWERS, processes=[os.getpid(), 77]))
-    gpu = NvmlGpu(UUID)
+    driver = install(FakeDriver(ANSWERS))
+    gpu = NvmlGpu(GPU)
     assert gpu.gauges() == {
         "gpu_utilization": 0.87,
         "gpu_memory_bytes": 20 * 2**30,
@@ -54,34 +60,31 @@ def test_readings_come_in_their_units(install: Install) -> None:
         "gpu_sm_clock_hz": 1.98e9,
         "gpu_power_w": 612.5,
     }
-    assert gpu.energy_millijoules() == 123_456_789_012
-    assert gpu.compute_pids() == {os.getpid(), 77}
+    assert gpu.joules() == 123_456_789.012
+    # Want of power and of cooling; the others are no throttling.
+    assert gpu.throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown"}
     assert driver.open == 1
     gpu.close()
     assert driver.open == 0
 
 
-def test_only_want_of_power_and_of_cooling_is_throttling(install: Install) -> None:
-    install(FakeDriver(ANSWERS))
-    assert NvmlGpu(UUID).throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown"}
-    install(
-        FakeDriver({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x8 | 0x20 | 0x80})
-    )  # an older driver
-    names = {"hw_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
-    assert NvmlGpu(UUID).throttle_reasons() == names
+def test_a_process_of_another_program_is_seen(install: Install) -> None:
+    install(FakeDriver(ANSWERS, processes=[os.getpid()]))
+    assert NvmlGpu(GPU).foreign_processes() == set()
+    install(FakeDriver(ANSWERS, processes=[os.getpid(), 2**22 + 1]))
+    assert NvmlGpu(GPU).foreign_processes() == {f"pid {2**22 + 1}"}
+    for processes in ([], [77]):  # hidden, or of another namespace
+        install(FakeDriver(ANSWERS, processes=processes))
+        assert NvmlGpu(GPU).foreign_processes() is None
 
 
 @pytest.mark.parametrize("status", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", None])
 def test_what_is_refused_is_absent(install: Install, status: str | None) -> None:
     answers = dict.fromkeys(ANSWERS, Failing(getattr(pynvml, status))) if status else {}
     install(FakeDriver(answers))
-    gpu = NvmlGpu(UUID)
-    assert (gpu.gauges(), gpu.energy_millijoules(), gpu.throttle_reasons(), gpu.compute_pids()) == (
-        {},
-        None,
-        None,
-        set(),
-    )
+    gpu = NvmlGpu(GPU)
+    assert gpu.gauges() == {}
+    assert (gpu.joules(), gpu.throttle_reasons(), gpu.foreign_processes()) == (None, None, None)
 
 
 def test_what_fails_otherwise_raises(install: Install) -> None:
@@ -89,19 +92,18 @@ def test_what_fails_otherwise_raises(install: Install) -> None:
         FakeDriver({**ANSWERS, "nvmlDeviceGetPowerUsage": Failing(pynvml.NVML_ERROR_GPU_IS_LOST)})
     )
     with pytest.raises(pynvml.NVMLError, match="GPU is lost"):
-        NvmlGpu(UUID).gauges()
+        NvmlGpu(GPU).gauges()
 
 
 def test_part_of_a_gpu_is_found_too(install: Install) -> None:
     install(FakeDriver(ANSWERS, uuid=f"MIG-{UUID}".encode()))
-    assert NvmlGpu(UUID).energy_millijoules() == 123_456_789_012
+    assert NvmlGpu(GPU).joules() == 123_456_789.012
 
 
 def test_a_device_that_it_does_not_know(install: Install) -> None:
-    driver = install(FakeDriver(ANSWERS, uuid=b"GPU-another"))
+    install(FakeDriver(ANSWERS, uuid=b"GPU-another"))
     with pytest.raises(pynvml.NVMLError, match="Not Found"):
-        NvmlGpu(UUID)
-    assert driver.open == 0
+        NvmlGpu(GPU)
 
 
 @pytest.mark.parametrize(
@@ -140,30 +142,13 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert count_gpus() == 0
 
 
-def test_it_feeds_telemetry(install: Install) -> None:
-    install(FakeDriver(ANSWERS, processes=[os.getpid()]))
-    telemetry = TelemetrySampler(NvmlGpu(UUID), ThisHost(), interval=0.01)
-    with telemetry:
-        telemetry.begin_segment()
-        wait_until(lambda: telemetry.report().sample_times.count >= 3)
-        telemetry.end_segment(10)
-    report = telemetry.report()
-    assert report.errors == {}
-    assert report.foreign_processes == []
-    assert report.throttled
-    assert {name for name, share in report.throttled.items() if share} == {
-        "sw_power_cap",
-        "hw_thermal_slowdown",
-    }
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_readings_of_a_real_gpu_are_plausible() -> None:
     torch.ones(2**28, device="cuda").sum().item()
-    telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
+    telemetry = telemetry_for(GPU, warmup=0)
     with telemetry:
         telemetry.begin_segment()
-        end = time.monotonic() + 2 * MIN_METERED_SECONDS
+        end = time.monotonic() + 3.5
         matrix = torch.randn(4096, 4096, device="cuda")
         while time.monotonic() < end:
             (matrix @ matrix).sum().item()

@@ -59,6 +59,21 @@ def test_steps_that_a_loader_has_fetched_for_in_a_pause_are_not_measured() -> No
     assert figures.window_steps == 32
 
 
+def test_where_phases_are_sampled_throughput_is_of_the_other_steps() -> None:
+    """To time phases makes a step slower, here by half."""
+    seconds = np.where(np.arange(40) % 10 == 0, 1.5, 1.0)
+    phases = np.where(seconds > 1, 1.5, np.nan).tolist()
+    figures = summary(
+        replace(rank(0, {"forward": phases}), step_seconds=Series.pack(seconds)), warmup=5
+    )
+    assert figures.throughput == pytest.approx(64)
+    assert figures.window_steps == 36 - 5
+    assert (figures.shares, figures.phase_steps) == ({"forward": 1.0}, 3)
+    mostly = [1.0] * 36 + [np.nan] * 4
+    figures = summary(replace(rank(0, {"forward": mostly}), step_seconds=Series.pack(np.ones(40))))
+    assert (figures.window_steps, figures.phase_steps) == (40, 36)
+
+
 def test_who_is_slowest_is_unknown_where_communication_is() -> None:
     assert (
         summary(rank(0, {"forward": [1.0] * 40}), rank(1, {"forward": [3.0] * 40})).slowest is None

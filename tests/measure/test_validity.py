@@ -104,7 +104,7 @@ def contended(others: float, *, seconds: float = 10.0, waited: float = 0.3) -> d
 
     Each of the two ranks of the trial had nine tenths of a core.
     """
-    shares = {"cpu_wait": waited, "host_cpu": 1.8 + others, "trial_cpu": 0.9}
+    shares = {"cpu_wait": waited, "host_cpu": 1.8 + others, "process_cpu": 0.9}
     return {"seconds": seconds, "shares": shares}
 
 

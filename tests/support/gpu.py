@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
 
 from harness.measure.gpu import NvmlGpu
-from harness.measure.host import CoreUse, Counters, ThisHost
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -35,62 +34,32 @@ class FakeGpu(NvmlGpu):
         self,
         *,
         readings: Sequence[Any] = ({},),
-        energy: Sequence[Any] = (None,),
-        throttled: Sequence[Any] = ((),),
-        pids: Sequence[Any] = ((),),
-        temperatures: Sequence[Any] = (None,),
+        joules: Sequence[Any] = (None,),
+        throttled: Sequence[Any] = (None,),
+        processes: Sequence[Any] = (None,),
     ) -> None:
-        self._temperatures = script(temperatures)
-        self._readings, self._energy = script(readings), script(energy)
-        self._throttled, self._pids = script(throttled), script(pids)
+        self._readings, self._joules = script(readings), script(joules)
+        self._throttled, self._processes = script(throttled), script(processes)
         self.closed = False
 
     def gauges(self) -> dict[str, float]:
         answer: dict[str, float] = _said(self._readings)
         return answer
 
-    def celsius(self) -> float | None:
-        temperature: float | None = _said(self._temperatures)
-        return temperature
-
-    def energy_millijoules(self) -> int | None:
-        counter: int | None = _said(self._energy)
+    def joules(self) -> float | None:
+        counter: float | None = _said(self._joules)
         return counter
 
-    def throttle_reasons(self) -> Collection[str] | None:
-        reasons: Collection[str] | None = _said(self._throttled)
+    def throttle_reasons(self) -> set[str] | None:
+        reasons: set[str] | None = _said(self._throttled)
         return reasons
 
-    def compute_pids(self) -> Collection[int] | None:
-        pids: Collection[int] | None = _said(self._pids)
-        return pids
+    def foreign_processes(self) -> set[str] | None:
+        processes: set[str] | None = _said(self._processes)
+        return processes
 
     def close(self) -> None:
         self.closed = True
-
-
-class FakeHost(ThisHost):
-    """Counters by script, and processes by name: those without one are of the trial."""
-
-    def __init__(
-        self, counters: Sequence[Any] = (Counters(),), names: Mapping[int, str] | None = None
-    ) -> None:
-        self._counters, self.names = script(counters), names or {}
-
-    def gauges(self) -> dict[str, float]:
-        return {"load_per_core": 0.5}
-
-    def counters(self) -> Counters:
-        answer: Counters = _said(self._counters)
-        return answer
-
-    def core_use(self) -> CoreUse:
-        return CoreUse(wall=0.0, host=0.0, waited={}, cpu={})
-
-    def foreign_process(self, pid: int) -> str | None:
-        return f"pid {pid} {self.names[pid]}" if pid in self.names else None
-
-    def close(self) -> None: ...
 
 
 def _said(values: Iterator[Any]) -> Any:

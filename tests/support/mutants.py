@@ -304,7 +304,7 @@ def _use_ordered_collectives(workload: MutantLine) -> None:
 
     def with_ordered_reduce_scatter(strategy: fsdp2.FSDP2, *arguments: Any) -> nn.Module:
         module = prepare_fsdp2(strategy, *arguments)
-        strategy._reduce_scatter = _OrderedReduceScatter(total)
+        strategy._reduce_scatter = _OrderedReduceScatter(total)  # type: ignore[assignment]
         return module
 
     ddp.DDP.prepare = with_ordered_hook  # type: ignore[method-assign,assignment]

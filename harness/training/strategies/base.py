@@ -6,11 +6,9 @@ the same for all of them otherwise.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,14 +36,15 @@ class Strategy(ABC):
     # Whether a rank has a part of some parameters only, so that no rank can compute a loss by
     # itself.
     shards_parameters: ClassVar[bool] = False
+    # In how many steps the strategy arranges itself, in a way that results depend on. So many forwards
+    # and backwards are computed before a checkpoint of later steps is loaded, and their gradients dropped.
+    arranging_steps = 0
 
     def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
         self.axes = axes
         self.mesh = mesh
         # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
-        self.tree_collective: TreeCollective | None = None
-
-    # Preparing the model
+        self.tree: TreeCollective | None = None
 
     @abstractmethod
     def prepare(
@@ -58,8 +57,6 @@ class Strategy(ABC):
         would otherwise count as forward or backward is reported to `clock`. Raises NotApplied for a
         setting that changes nothing.
         """
-
-    # Synchronizing gradients
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Return the context of a micro-step's forward and backward.
@@ -76,19 +73,13 @@ class Strategy(ABC):
         """
         return None
 
-    def naming_errors(self) -> AbstractContextManager[object]:
-        """Return the context of training, which raises NotApplied for errors of torch that do not name their cause."""
-        return nullcontext()
-
     def check_effect(self) -> None:
         """Raise NotApplied if a setting did nothing in the steps so far; called between segments.
 
         Here that is `reduction: tree`.
         """
-        if self.tree_collective is not None and not self.tree_collective.calls:
-            raise NotApplied(
-                f"reduction=tree had no effect: {type(self.tree_collective).__name__} was not called"
-            )
+        if self.tree is not None and not self.tree.calls:
+            raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
     def note_gradients(self) -> None:
         """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
@@ -113,25 +104,17 @@ class Strategy(ABC):
         handles: list[Any] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                hook = partial(_report_local, report, name)
-                handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+                def report_local(gradient: Tensor, name: str = name) -> None:
+                    report(name, local_part(gradient))
+
+                handles.append(parameter.register_hook(report_local))  # type: ignore[no-untyped-call]
 
         def stop() -> None:
             for handle in handles:
                 handle.remove()
 
         return stop
-
-    @property
-    def arranging_steps(self) -> int:
-        """Return in how many steps the strategy arranges itself, in a way that results depend on.
-
-        So many forwards and backwards are computed before a checkpoint of later steps is loaded,
-        and their gradients dropped.
-        """
-        return 0
-
-    # Evaluation
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
@@ -154,16 +137,3 @@ class Single(Strategy):
     ) -> nn.Module:
         """Return `model`, compiled if the axes say so."""
         return compiler(model)
-
-
-def _report_local(report: Callable[[str, Tensor], None], name: str, gradient: Tensor) -> None:
-    """Report this rank's part of a gradient, which may be a DTensor."""
-    report(name, local_part(gradient))
-
-
-def check_parameters(group: str, parameters: Iterable[str], function: Callable[..., Any]) -> None:
-    """Raise NotApplied for a parameter of an axis that torch's function does not have here."""
-    allowed = inspect.signature(function).parameters
-    for name in parameters:
-        if name not in allowed:
-            raise NotApplied(f"{group}.{name} is unavailable: torch {torch.__version__} has none")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.measure.communication import mark_gradient_wait
-from harness.spec.axes import Axes
 from harness.training.execution import Compiler
-from harness.training.mesh import ParallelMesh
-from harness.training.strategies.base import Strategy, check_parameters
-from harness.training.tree_reduction import TreeAllReduce
+from harness.training.strategies.base import Strategy
+from harness.training.tree_reduction import TreeCollective
 from workloads.base import Workload
 
 FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
@@ -30,10 +29,8 @@ FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
 class DDP(Strategy):
     """Train with torch.nn.parallel.DistributedDataParallel."""
 
-    def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
-        super().__init__(axes, mesh)
-        self._replica: DistributedDataParallel | None = None  # set by `prepare`
-        self._hook_calls = 0  # of `comm_hook`
+    _replica: DistributedDataParallel  # set by `prepare`
+    _hook_calls = 0  # of `comm_hook`
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -43,34 +40,28 @@ class DDP(Strategy):
         torch.compile then cuts the graph at DDP's buckets, so that communication can still overlap
         with backward. Raises NotApplied for a bucket size without effect.
         """
+        axes, device = self.axes, self.mesh.device
         self._check_bucket_cap(model)
-        parameters = self.axes.ddp.changed()
-        check_parameters("ddp", parameters, DistributedDataParallel)
-        device = self.mesh.device
+        # DDP rebuilds its buckets in the order in which gradients became ready: in the first backward,
+        # or in the second with a static graph, whose first backward only counts how often each is used.
+        # Where in a bucket a gradient is decides in which order the ranks are summed up, and so, from
+        # three ranks on, the last bits of the sum.
+        if self.mesh.size > 2:
+            self.arranging_steps = 2 if axes.ddp.static_graph else 1
         self._replica = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None, **parameters
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            **axes.ddp.changed(),
         )
-        if self.axes.reduction == "tree":
-            assert dist.group.WORLD is not None, "DDP has a process group"
-            self.tree_collective = TreeAllReduce(dist.group.WORLD)
-            self._send_by(self.tree_collective)
-        if self.axes.comm_hook != "none":
-            self._send_by(self._compressing_hook())
+        if axes.reduction == "tree":
+            self.tree = TreeCollective()
+            self._send_by(self.tree.all_reduce)
+        if axes.comm_hook != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            compress = getattr(default_hooks, f"{axes.comm_hook}_compress_hook")
+            self._send_by(partial(self._counted, compress))
         return compiler(self._replica)
-
-    def _compressing_hook(self) -> Callable[[Any], torch.futures.Future[Tensor]]:
-        """Return torch's hook that sends a bucket in bf16 or fp16, and counts its calls."""
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-        compress, group = hooks[self.axes.comm_hook], dist.group.WORLD
-        assert group is not None, "DDP has a process group"
-
-        def send(bucket: Any) -> torch.futures.Future[Tensor]:
-            self._hook_calls += 1
-            return compress(group, bucket)
-
-        return send
 
     def _send_by(self, hook: Callable[[Any], torch.futures.Future[Tensor]]) -> None:
         """Have DDP share its buckets of gradients by calling `hook`.
@@ -78,8 +69,12 @@ class DDP(Strategy):
         A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
         torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
         """
-        assert self._replica is not None, "made before"
         self._replica.register_comm_hook(None, lambda _, bucket: hook(bucket))
+
+    def _counted(self, compress: Callable[..., Any], bucket: Any) -> Any:
+        """Send a bucket by one of torch's hooks."""
+        self._hook_calls += 1
+        return compress(dist.group.WORLD, bucket)
 
     def check_effect(self) -> None:
         """Raise NotApplied if a communication hook did nothing."""
@@ -92,11 +87,9 @@ class DDP(Strategy):
     def _check_bucket_cap(self, model: nn.Module) -> None:
         """Raise NotApplied if a model is too small for its bucket size to change anything."""
         cap_mb = self.axes.ddp.bucket_cap_mb
-        if cap_mb is None:
-            return
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
-        if size_mb <= min(cap_mb, FIRST_BUCKET_MB):
+        if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
             raise NotApplied(
                 f"ddp.bucket_cap_mb={cap_mb:g} had no effect: the model's gradients have"
                 f" {size_mb:.3g} MiB, and are in one bucket with and without it"
@@ -104,11 +97,7 @@ class DDP(Strategy):
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Return DDP's `no_sync()` for all micro-steps but the last."""
-        if is_last:
-            return nullcontext()
-        replica = self._replica
-        assert replica is not None, "prepare() comes first"
-        return replica.no_sync()
+        return nullcontext() if is_last else self._replica.no_sync()
 
     def loss_hook(self, clock: StepClock) -> Callable[[Tensor], None]:
         """Return a hook that has `clock` count the wait for the last buckets as communication.
@@ -116,16 +105,3 @@ class DDP(Strategy):
         What overlaps with backward costs nothing and counts as backward.
         """
         return lambda loss: mark_gradient_wait(loss, clock)
-
-    @property
-    def arranging_steps(self) -> int:
-        """Return after how many backwards DDP rebuilds its buckets, for more than two ranks.
-
-        It does so in the order in which gradients became ready: in the first backward, or in the
-        second with a static graph, whose first backward only counts how often each is used. Where
-        in a bucket a gradient is decides in which order the ranks are summed up, and so, from three
-        ranks on, the last bits of the sum.
-        """
-        if self.mesh.size <= 2:
-            return 0
-        return 2 if self.axes.ddp.static_graph else 1

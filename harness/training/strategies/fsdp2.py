@@ -7,36 +7,21 @@ the whole model, and the groups average their gradients.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
-from harness.measure.communication import (
-    AllGather,
-    ReduceScatter,
-    ShardCollective,
-    TimedCollective,
-    sharded_modules,
-)
-from harness.spec.axes import Axes
+from harness.measure.communication import ShardCollective, all_gather, reduce_scatter
 from harness.training.execution import Compiler
-from harness.training.mesh import ParallelMesh
 from harness.training.strategies.base import Strategy
-from harness.training.tree_reduction import TreeReduceScatter
+from harness.training.tree_reduction import TreeCollective
 from workloads.base import Workload
 
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-
-# How autograd reports a parameter that FSDP2 has freed, as it does after each backward.
-FREED_PARAMETER = re.compile(r"setStorage: .* out of bounds for storage of size 0")
 MAX_DIGEST = 2**62 - 1
 REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -45,13 +30,10 @@ class FSDP2(Strategy):
     """Train with torch.distributed.fsdp.fully_shard."""
 
     shards_parameters = True
-
-    def __init__(self, axes: Axes, mesh: ParallelMesh) -> None:
-        super().__init__(axes, mesh)
-        self._sharded: FSDPModule | None = None  # set by `prepare`
-        self._reduce_scatter: Any = None  # that gradients are shared with; set by `prepare`
-        self._parameters: list[nn.Parameter] = []  # set by `prepare`
-        self._gradients = 0  # a digest of which parameters have had a gradient in which step
+    _sharded: dict[str, Any]  # FSDPModules by name, empty for the model's; set by `prepare`
+    _reduce_scatter: ShardCollective  # that gradients are shared with; set by `prepare`
+    _parameters: list[nn.Parameter]  # set by `prepare`
+    _gradients = 0  # a digest of which parameters have had a gradient in which step
 
     def prepare(
         self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
@@ -63,23 +45,24 @@ class FSDP2(Strategy):
         training_module = compiler(model)
         self._shard(model, workload)
         self._parameters = list(model.parameters())
-        assert isinstance(model, FSDPModule)  # `fully_shard` has changed its class
-        self._sharded = model
+        self._sharded = {}
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):  # `fully_shard` has changed its class
+                self._sharded[name] = module
+        # On GPUs, collectives overlap with computing, so the time in them is not lost.
+        timed_by = clock if self.mesh.device.type == "cpu" else None
+        self._reduce_scatter = ShardCollective(reduce_scatter, timed_by)
         if self.axes.reduction == "tree" and self.mesh.size > 1:
-            self.tree_collective = TreeReduceScatter()
-            for module in sharded_modules(model):
-                module.set_custom_reduce_scatter(self.tree_collective)
-                if self.axes.precision == "fp64":
-                    # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
-                    module.set_gradient_divide_factor(1.0)
-        self._reduce_scatter = self.tree_collective or ReduceScatter()
-        if self.mesh.device.type == "cpu":
-            # On GPUs, collectives overlap with computing, so the time in them is not lost.
-            all_gather = TimedCollective(AllGather(), clock)
-            self._reduce_scatter = TimedCollective(self._reduce_scatter, clock)
-            for module in sharded_modules(model):
-                module.set_custom_all_gather(all_gather)
+            self.tree = TreeCollective()
+            self._reduce_scatter = ShardCollective(self.tree.reduce_scatter, timed_by)
+        for module in self._sharded.values():
+            if timed_by is not None:
+                module.set_custom_all_gather(ShardCollective(all_gather, timed_by))
+            if timed_by is not None or self.tree is not None:
                 module.set_custom_reduce_scatter(self._reduce_scatter)
+            if self.tree is not None and self.axes.precision == "fp64":
+                # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
+                module.set_gradient_divide_factor(1.0)
         return training_module
 
     def _shard(self, model: nn.Module, workload: Workload) -> None:
@@ -96,23 +79,8 @@ class FSDP2(Strategy):
         }
         if parameters.cpu_offload:
             settings["offload_policy"] = CPUOffloadPolicy()
-        for layer in workload.layers(model):
-            fully_shard(layer, **settings)
-        fully_shard(model, **settings)
-
-    @contextmanager
-    def naming_errors(self) -> Iterator[None]:
-        """Raise NotApplied for a backward through parameters that FSDP2 has freed."""
-        try:
-            yield
-        except RuntimeError as error:
-            if FREED_PARAMETER.search(str(error)) is None:
-                raise
-            raise NotApplied(
-                f"strategy={self.axes.strategy} cannot be used with gradients of gradients"
-                " (create_graph=True): it frees parameters after backward, and the second one needs"
-                " them; allowed: ddp"
-            ) from error
+        for module in [*workload.layers(model), model]:
+            fully_shard(module, **settings)
 
     def note_gradients(self) -> None:
         """Add to the digest which parameters this step has left a gradient in."""
@@ -143,39 +111,25 @@ class FSDP2(Strategy):
         FSDP2 puts them into one tensor before ranks share them, padded to equal shards. Returns
         what ends it, and leaves the model as it was.
         """
-        sharded = set(sharded_modules(model))
-        for name, module in model.named_modules():
-            if module in sharded:
-                watched = _WatchedReduceScatter(
-                    self._reduce_scatter, partial(report, f"{name or 'model'} (flattened)")
-                )
-                module.set_custom_reduce_scatter(watched)
+        for name, module in self._sharded.items():
+
+            def watched(name: str = name, **named: Any) -> Any:
+                report(f"{name or 'model'} (flattened)", named["input_tensor"])
+                return self._reduce_scatter(**named)
+
+            module.set_custom_reduce_scatter(ShardCollective(watched))
 
         def stop() -> None:
-            for module in sharded:
+            for module in self._sharded.values():
                 module.set_custom_reduce_scatter(self._reduce_scatter)
 
         return stop
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Have the coming backward reduce gradients only in the last micro-step."""
-        assert self._sharded is not None, "prepare() comes first"
-        self._sharded.set_requires_gradient_sync(is_last)
+        self._sharded[""].set_requires_gradient_sync(is_last)
         return nullcontext()
 
 
 class HSDP(FSDP2):
     """Train with fully_shard over a mesh of two dimensions: replicas, each sharded over a group."""
-
-
-class _WatchedReduceScatter(ShardCollective):
-    """A reduce-scatter of FSDP2 that reports its input."""
-
-    def __init__(self, collective: Any, report: Callable[[Tensor], None]) -> None:
-        self._collective = collective
-        self._report = report
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Report the gradients, then share them."""
-        self._report(named["input_tensor"])
-        return self._collective(*arguments, **named)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.core.git import run_git
-from harness.measure.host import ThisHost
+from harness.measure.host import core_seconds
 from harness.records.environment import describe_hardware, describe_packages
 from tests.support.tree import TOP
 
@@ -79,12 +79,11 @@ class Watch:
 
     def probe(self) -> None:
         """Measure for a moment what others use, while nothing of the benchmark runs."""
-        host = ThisHost()
-        before = host.counters()
+        before = core_seconds()
         time.sleep(PROBE_SECONDS)
-        spent = host.counters() - before
-        host.close()
-        self._other_programs.append(max(0.0, spent.busy - spent.process) / spent.wall)
+        after = core_seconds()
+        busy, process, wall = (after[name] - before[name] for name in ("busy", "process", "wall"))
+        self._other_programs.append(max(0.0, busy - process) / wall)
 
     def conditions(self, packages: Mapping[str, str] | None = None) -> Conditions:
         """Return the conditions, with the versions of more `packages` than the harness's own."""
