@@ -16,7 +16,8 @@ import numpy as np
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import counted, parse_duration
 from harness.records.record import Record
-from harness.spec.sweep import MAX_REPEATS, Sweep
+from harness.spec.sweep import Sweep
+from harness.spec.sweepfile import MAX_REPEATS
 from harness.statistics.sequential import confidence_sequence
 
 FEWEST = 3  # trials; with fewer, precision may be luck

@@ -23,7 +23,8 @@ from harness.reproduce.rebuild import ANY_SPEED
 from harness.spec.cell import PLACEHOLDER
 from harness.spec.cluster import load_profile
 from harness.spec.document import parse_value
-from harness.spec.sweep import NAME, Sweep, load_sweep
+from harness.spec.sweep import Sweep, load_sweep
+from harness.spec.sweepfile import NAME
 from workloads.catalog import find_source, is_script
 
 EXAMPLE = Path(__file__).parent.parent / "guide" / "examples" / "first"

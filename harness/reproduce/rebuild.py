@@ -19,10 +19,10 @@ from harness.spec.apart import call_apart
 from harness.spec.cell import Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.document import Document
-from harness.spec.overrides import apply_data
 from harness.spec.saving import NEVER, SaveInterval
 from harness.spec.script import read_workload
 from harness.spec.sweep import Sweep
+from harness.spec.sweepfile import apply_data
 from harness.spec.validity import ValidityRules
 from harness.spec.workload import WorkloadEntry
 from workloads.catalog import BUILT_IN

@@ -214,6 +214,13 @@ class WorkloadRef:
             )
 
     @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every setting by its axis, as in `options.lr`."""
+        levels = {f"options.{name}": value for name, value in self.options.items()}
+        levels.update({f"data.{name}": value for name, value in self.data.items()})
+        return levels
+
+    @property
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
         return self.identity.get("files") or {}

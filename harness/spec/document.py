@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
@@ -29,21 +27,16 @@ class Document:
 
     def error(self, key: Key, problem: str) -> BadInput:
         """Return the error for a problem at `key`, in one line: `SOURCE: KEY: PROBLEM`."""
-        source = self.source_of(key)
         message = one_line(problem)
         if key:
             message = f"{dotted(key)}: {message}"
-        return BadInput(f"{source}: {message}")
+        return BadInput(f"{self.source_of(key)}: {message}")
 
     def source_of(self, key: Key) -> str:
-        """Return the source of a key, or else of the nearest key above it that has one.
-
-        A missing key has no line; the error then points at the mapping that lacks it.
-        """
-        for length in range(len(key), 0, -1):
-            if key[:length] in self.sources:
-                return self.sources[key[:length]]
-        return self.sources[()]
+        """Return the source of a key, or else of the nearest key above it that has one."""
+        while key and key not in self.sources:
+            key = key[:-1]
+        return self.sources[key]
 
     def put(self, key: Key, value: Any, source: str) -> None:
         """Set the value at `key` as if the file had it, making the mappings above it.
@@ -90,16 +83,13 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """Return the YAML mapping in `text`; raises BadInput for anything else.
-
-    `source` is what errors call the text: the file's path.
-    """
-    loaded = _load(text, source, has_lines=True)
-    if not isinstance(loaded, Mapping):
+    """Return the YAML mapping in `text`, which errors call `source`; raises BadInput for anything else."""
+    document = Document({}, {(): source})
+    loaded = _load(text, document, has_lines=True)
+    if not isinstance(loaded, dict):
         raise BadInput(f"{source}: found no mapping; allowed: keys with values")
-    sources: dict[Key, str] = {}
-    content = _plain(loaded, (), source, sources)
-    return Document(content, {**sources, (): source})
+    document.content.update(loaded)
+    return document
 
 
 def parse_value(text: str, source: str) -> Any:
@@ -107,53 +97,44 @@ def parse_value(text: str, source: str) -> Any:
 
     Raises BadInput, which begins with `source`, for text that is no YAML.
     """
-    return _plain(_load(text, source, has_lines=False), (), source, None)
+    return _load(text, Document({}, {(): source}), has_lines=False)
 
 
-def _load(text: str, source: str, *, has_lines: bool) -> Any:
+def _load(text: str, document: Document, *, has_lines: bool) -> Any:
     """Return the value of a text, None of an empty one; raises BadInput for what is no YAML.
 
-    `has_lines` is whether errors name the line, as of a file.
+    With `has_lines`, the line of each key is noted in the document.
     """
+    source = document.sources[()]
     try:
-        return YAML().load(text)  # which keeps the lines of keys
-    except (
-        YAMLError,
-        ValueError,
-        OverflowError,
-        IndexError,
-    ) as error:  # the last of `chr` and `!!int`
+        # OverflowError and IndexError come from such numbers as `!!int ""`.
+        return _plain(YAML().load(text), (), document, has_lines=has_lines)
+    except (YAMLError, ValueError, OverflowError, IndexError) as error:
         mark = getattr(error, "problem_mark", None)
         if mark is not None and has_lines:
             source = f"{source}:{mark.line + 1}"
         problem = one_line(getattr(error, "problem", None) or error)
-        if isinstance(error, DuplicateKeyError):
-            problem = problem.partition(" with value")[0]
-            raise BadInput(f"{source}: {problem}; allowed: once") from None
-        raise BadInput(f"{source}: no valid YAML: {problem}") from None
+        raise BadInput(f"{source}: no valid YAML: {problem.partition(' with value')[0]}") from None
     except RecursionError:
         raise BadInput(f"{source}: found too many lists or mappings in one another") from None
 
 
-def _plain(value: Any, key: Key, source: str, sources: dict[Key, str] | None) -> Any:
-    """Return a value of the YAML library as JSON has it, and note the line of each key in `sources`.
-
-    `sources` is None for a text without lines that anybody would look for. Raises BadInput for what
-    JSON can't hold.
-    """
-    if isinstance(value, CommentedMap):
-        return _plain_mapping(value, key, source, sources)
-    if isinstance(value, CommentedSeq):
-        items = []
-        for index, item in enumerate(value):
-            if sources is not None:
-                sources[(*key, index)] = f"{source}:{value.lc.item(index)[0] + 1}"
-            items.append(_plain(item, (*key, index), source, sources))
-        return items
-    if hasattr(value, "tag"):
-        raise _refusal(key, source, sources, f"found the tag {value.tag}; allowed: no tags")
+def _plain(value: Any, key: Key, document: Document, *, has_lines: bool) -> Any:
+    """Return a value of the YAML library as JSON has it; raises BadInput for what JSON can't hold."""
+    if isinstance(value, CommentedMap | CommentedSeq):
+        is_mapping = isinstance(value, CommentedMap)
+        content: dict[Any, Any] = {}
+        for part, item in dict(value if is_mapping else enumerate(value)).items():
+            if has_lines and part in value.lc.data:  # not one of a merged mapping
+                line = value.lc.data[part][0] + 1
+                document.sources[(*key, part)] = f"{document.sources[()]}:{line}"
+            if is_mapping and not isinstance(part, str):
+                problem = f"found the key {part!r}; allowed: text (quote it)"
+                raise document.error((*key, part), problem)
+            content[part] = _plain(item, (*key, part), document, has_lines=has_lines)
+        return content if is_mapping else list(content.values())
     if isinstance(value, float) and not math.isfinite(value):
-        raise _refusal(key, source, sources, f"found {value}; allowed: a finite number")
+        raise document.error(key, f"found {value}; allowed: a finite number")
     if value is None:
         return None
     # The library's own kinds of numbers remember how they were written.
@@ -161,26 +142,3 @@ def _plain(value: Any, key: Key, source: str, sources: dict[Key, str] | None) ->
         if isinstance(value, own):
             return kind(value)
     return str(value)  # a date too
-
-
-def _plain_mapping(
-    value: CommentedMap, key: Key, source: str, sources: dict[Key, str] | None
-) -> dict[str, Any]:
-    """Return a mapping as `_plain` does; raises BadInput for a key that is no text."""
-    content = {}
-    for name, item in value.items():
-        part: Key = (*key, name)
-        line = source
-        if name in value.lc.data and sources is not None:  # not one of a merged mapping
-            line = f"{source}:{value.lc.key(name)[0] + 1}"
-            sources[part] = line
-        if not isinstance(name, str):
-            problem = f"found the key {name!r}; allowed: text (quote it)"
-            raise BadInput(f"{line}: {dotted(key)}: {problem}")
-        content[name] = _plain(item, part, source, sources)
-    return content
-
-
-def _refusal(key: Key, source: str, sources: Mapping[Key, str] | None, problem: str) -> BadInput:
-    """Return the error of a value that no file may have."""
-    return Document({}, {**(sources or {}), (): source}).error(key, problem)

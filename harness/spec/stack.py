@@ -13,18 +13,9 @@ installed there is no part of it, as it is not for the interpreter of the harnes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from harness.core.errors import did_you_mean
-from harness.core.validation import Key
-
-if TYPE_CHECKING:  # ranks have cells too, and load no library that reads sweep files
-    from harness.spec.document import Document
-
-AXIS = "stack"
-STACKS = "stacks"  # the sweep's key that declares them
 PYTHON_OF_PREFIX = "python3"  # where a container names no interpreter
 
 
@@ -53,14 +44,3 @@ class Stack:
 
     def __str__(self) -> str:
         return " ".join(self.command)
-
-
-def check_name(document: Document, key: Key, name: Any) -> None:
-    """Raise BadInput for a value of the axis, at `key`, that names no stack of the sweep."""
-    declared: Mapping[str, Any] = document.content.get(STACKS) or {}
-    if name is None or name in declared:
-        return
-    if not declared:
-        allowed = f"allowed: null, or a stack that the key {STACKS} declares"
-        raise document.error(key, f"found {name!r}; {allowed}")
-    raise document.error(key, f"found {name!r}; {did_you_mean(name, [*declared, 'null'])}")

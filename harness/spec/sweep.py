@@ -6,82 +6,44 @@ mistake in a file costs a second, not a place in the queue.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, dotted, shown
-from harness.spec import matrix
 from harness.spec.apart import call_apart
-from harness.spec.axes import AXES, Axes
+from harness.spec.axes import AXES, AXIS_TYPES, Axes
 from harness.spec.cell import (
     Cell,
     Fingerprints,
-    Length,
     Profiling,
     Seed,
     StopRule,
     Trial,
     placeholders_of,
+    setting_of,
 )
 from harness.spec.document import Document, read_document
+from harness.spec.environment import PREFIX
 from harness.spec.files import FileDigests
-from harness.spec.overrides import apply_data, apply_set
-from harness.spec.saving import CheckpointRules, SaveInterval
+from harness.spec.matrix import CONFLICT, ExcludedPoint, Matrix, Point, read_matrix, read_values
+from harness.spec.saving import SaveInterval
 from harness.spec.script import read_arguments, read_workload
-from harness.spec.shorthand import expand_shorthand
 from harness.spec.stack import Stack
-from harness.spec.workload import PlannedWorkload, Seeds, SweepWorkload, WorkloadEntry
+from harness.spec.sweepfile import MAX_REPEATS, SweepFile, read_sweep_file
+from harness.spec.workload import PlannedWorkload, SweepWorkload
 from workloads.catalog import BUILT_IN
 from workloads.settings import Between
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
-ONE_EPOCH = Length(epochs=1)
-NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # of a sweep, and so of its folder; of a stack
-LABEL = re.compile(r"\w[\w.:/ -]{0,199}")  # of a workload, which may be its file and class
-# A typing error must not fill the memory with trials.
-MAX_REPEATS = 10_000
-MAX_TRIALS = 100_000
-MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
+MAX_TRIALS = 100_000  # a typing error must not fill the memory with trials
 DEFAULT_WARMUP = 10  # steps; fewer where the length leaves fewer
 MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepContent:
-    """The keys of a sweep file and their defaults."""
-
-    name: str  # decides the folder of the results
-    workloads: dict[str, WorkloadEntry]  # by label
-    seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
-    repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
-    length: Length = ONE_EPOCH
-    evaluate: Length = ONE_EPOCH  # how far apart evaluations are
-    stop: StopRule | None = None  # None: every trial has its whole length
-    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
-    warmup: Annotated[int, Between(0)] | None = None
-    checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
-    profile: Profiling | None = None
-    fingerprints: Fingerprints | None = None
-    timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
-    stacks: dict[str, Stack] = field(
-        default_factory=dict
-    )  # the values of the axis `stack`, by name
-    # `harness.spec.matrix` checks the following, because their types depend on the axis.
-    matrix: dict[str, Any] = field(default_factory=dict)
-    zip: list[dict[str, Any]] = field(default_factory=list)
-    exclude: list[dict[str, Any]] = field(default_factory=list)
-    include: list[dict[str, Any]] = field(default_factory=list)
-
-
-# In the order of the class.
-SWEEP_KEYS = [key.name for key in fields(SweepContent)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +57,14 @@ class Sweep:
     checkpoint: Literal["none", "best"]  # whether the parameters of the best evaluation are kept
     timeout: Annotated[float, Between(1)]  # seconds that one trial may take
     cells: Sequence[Cell]
-    excluded: Sequence[matrix.ExcludedPoint]
+    excluded: Sequence[ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     saves: SaveInterval = field(default_factory=SaveInterval)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
     stacks: Mapping[str, Stack] = field(default_factory=dict)  # all that the file declares, by name
-    options: Sequence[
-        str
-    ] = ()  # --set and --data with their texts, which changed the file's content
+    options: Sequence[str] = ()  # --set and --data with their texts, which changed the content
 
     @property
     def base_folder(self) -> Path:
@@ -214,28 +174,24 @@ def _plan(
     digests: FileDigests,
 ) -> Sweep:
     """Return the sweep of a document, whose workloads this process imports; raises BadInput."""
-    file = _read_file(document, sets, data)
-    workloads: dict[str, SweepWorkload] = {}
+    file = read_sweep_file(document, sets, data)
+    workloads: list[SweepWorkload] = []
     for label, entry in file.workloads.items():
-        workloads[label] = read_workload(document, label, entry, digests)
-    types = {label: workload.setting_types for label, workload in workloads.items()}
-    axes_matrix = matrix.read_matrix(document, types)
-    _check_axes_are_received(document, list(workloads.values()))
+        workloads.append(read_workload(document, label, entry, digests))
+    types = {workload.label: workload.setting_types for workload in workloads}
+    matrix = read_matrix(document, file, types)
+    _check_axes_are_received(document, matrix, workloads)
     cells: list[Cell] = []
-    excluded: list[matrix.ExcludedPoint] = []
-    for workload in workloads.values():
-        planner = _CellPlanner(file, workload, axes_matrix, types, has_flags=bool(sets))
-        cells += planner.cells(excluded)
+    excluded: list[ExcludedPoint] = []
+    for workload in workloads:
+        cells += _cells_of(workload, file, matrix, excluded, has_flags=bool(sets))
     if not cells:
         raise _nothing_to_run(document, excluded)
     options = []
     for name, texts in (("--set", sets), ("--data", data)):
         for text in texts:
             options += [name, text]
-    workload_seeds = {}
-    for label, entry in file.workloads.items():
-        if entry.seeds is not None:
-            workload_seeds[label] = entry.seeds
+    seeds = {label: entry.seeds for label, entry in file.workloads.items() if entry.seeds}
     sweep = Sweep(
         name=file.name,
         source=path,
@@ -248,8 +204,8 @@ def _plan(
         timeout=file.timeout,
         cells=_distinct(document, cells),
         excluded=excluded,
-        unused_rules=[f"exclude[{number}]" for number in sorted(axes_matrix.unused)],
-        workload_seeds=workload_seeds,
+        unused_rules=[f"exclude[{number}]" for number in sorted(matrix.unused)],
+        workload_seeds=seeds,
         stacks=file.stacks,
         options=options,
     )
@@ -260,77 +216,159 @@ def _plan(
     return sweep
 
 
-def _check_axes_are_received(document: Document, workloads: Sequence[SweepWorkload]) -> None:
+def _check_axes_are_received(
+    document: Document, matrix: Matrix, workloads: Sequence[SweepWorkload]
+) -> None:
     """Raise BadInput for an axis that varies and that no workload receives: each is a script."""
-    content = document.content
-    groups: list[tuple[Key, dict[str, Any]]] = [(("matrix",), content.get("matrix", {}))]
-    for number, group in enumerate(content.get("zip", [])):
-        groups.append((("zip", number), group))
-    for key, group in groups:
-        for axis, values in group.items():
-            varies = isinstance(values, list) and len(values) > 1
-            if not varies or axis not in AXES or any(entry.receives(axis) for entry in workloads):
-                continue
+    for axis in matrix.varying.intersection(AXES):
+        if not any(workload.receives(axis) for workload in workloads):
             problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-            raise document.error((*key, axis), problem)
+            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
 
 
-def _read_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepContent:
-    """Return the checked keys of a sweep file, `--set` and then `--data` applied; raises BadInput.
+def _cells_of(
+    workload: SweepWorkload,
+    file: SweepFile,
+    matrix: Matrix,
+    excluded: list[ExcludedPoint],
+    *,
+    has_flags: bool,
+) -> Iterator[Cell]:
+    """Yield a workload's cells, and add the points that are left out to `excluded`.
 
-    The file is checked before the first flag and after each flag. So flags find mappings where they
-    look for them, and a mistake is reported where it was made.
+    A point of the product with a conflict is left out, since products contain unintended points. An
+    included point is intended, so its conflict is an error, BadInput, unless `--set` has changed the
+    sweep.
     """
-    file = _validate(document)
-    for text in sets:
-        apply_set(document, text, SWEEP_KEYS)
-        file = _validate(document)
-    for text in data:  # after flags that may have chosen a source which reads files
-        apply_data(document, text)
-        file = _validate(document)
-    _check_file(document, file)
-    return file
+    label, entry = workload.label, workload.entry
+    length, stop = entry.length or file.length, entry.stop or file.stop
+    warmup = _warmup(workload, file, length.steps)
+    is_set = "batch_size" in matrix.sources or "batch_size" in entry.axes
+    planned: dict[str, PlannedWorkload] = {}  # by the settings of points, as text
+    for point in matrix.points(label, _own_values(workload, matrix), workload.setting_types):
+        axes, environment, settings = _split(point.values)
+        missing = [axis for axis in settings if axis not in workload.setting_types]
+        key = str(settings)
+        if not missing and key not in planned:
+            unset = [] if is_set else ["batch_size"]
+            planned[key] = workload.plan(settings, matrix.sources, unset)
+            _check_validation(workload, planned[key], stop)
+        plan = planned.get(key)
+        rule = _matching_exclusion(matrix, label, point, axes, plan)
+        if rule is not None:
+            reason: str | None = "the sweep says so"
+        elif plan is None:
+            reason = f"{label} has no {missing[0]}"
+        else:
+            reason = plan.find_conflict(axes)
+        if plan is not None and reason is None:
+            yield Cell(
+                workload=plan.reference,
+                axes=axes,
+                environment=environment,
+                length=length,
+                evaluate=entry.evaluate or file.evaluate,
+                warmup=warmup,
+                stop=stop,
+                stack=None if axes.stack is None else file.stacks[axes.stack],
+            )
+        elif point.included_by is not None and not has_flags:
+            raise workload.document.error(("include", point.included_by), str(reason))
+        else:
+            levels, rule = {**axes.values, **point.values}, rule or CONFLICT
+            excluded.append(
+                ExcludedPoint(workload=label, axes=levels, rule=rule, reason=str(reason))
+            )
 
 
-def _validate(document: Document) -> SweepContent:
-    """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
-    expand_shorthand(document)
-    file: SweepContent = document.validate(SweepContent, document.content)
-    return file
+def _matching_exclusion(
+    matrix: Matrix, label: str, point: Point, axes: Axes, plan: PlannedWorkload | None
+) -> str | None:
+    """Return the rule of `exclude` that matches a point, None if none does; included ones are kept."""
+    if point.included_by is not None or not matrix.exclude:
+        return None
+    settings = {} if plan is None else plan.reference.levels
+    return matrix.matching_exclusion({**settings, **axes.values, **point.values, "workload": label})
 
 
-def _check_file(document: Document, file: SweepContent) -> None:
-    """Raise BadInput for mistakes that the types of the keys allow.
+def _split(values: Mapping[str, Any]) -> tuple[Axes, dict[str, str | None], dict[str, Any]]:
+    """Return the harness's axes, the variables and the workload's settings of a point."""
+    own: dict[str, Any] = {}
+    environment: dict[str, str | None] = {}
+    settings: dict[str, Any] = {}
+    for axis, value in values.items():
+        if axis in AXIS_TYPES:
+            own[axis] = value
+        elif setting_of(axis) is not None:
+            settings[axis] = value
+        else:
+            environment[axis.removeprefix(PREFIX)] = value
+    return Axes.of(own), environment, settings
 
-    These are names that are none, no workloads, and repeated seeds.
+
+def _own_values(workload: SweepWorkload, matrix: Matrix) -> dict[str, Any]:
+    """Return the axes that the workload decides: its batch size, and what its entry sets.
+
+    Raises BadInput for an axis that the matrix varies.
     """
-    _check_name(document, ("name",), file.name, NAME)
-    for name in file.stacks:
-        _check_name(document, ("stacks", name), name, NAME)
-    if not file.workloads:
-        hint = did_you_mean("", BUILT_IN)
-        raise document.error(("workloads",), f"found none; {hint}, or a class of yours")
-    _check_seeds(document, ("seeds",), file.seeds)
-    for label, entry in file.workloads.items():
-        _check_name(document, ("workloads", label), label, LABEL)
-        if entry.seeds is not None:
-            _check_seeds(document, ("workloads", label, "seeds"), entry.seeds)
+    document, entry, types = workload.document, workload.entry, workload.setting_types
+    own: dict[str, Any] = {}
+    if "batch_size" not in matrix.constants:
+        own["batch_size"] = workload.declaration.batch_size
+    for section, values in (("axes", entry.axes), ("options", entry.options), ("data", entry.data)):
+        for name, value in values.items():
+            key: Key = (*workload.key, section, name)
+            axis = name if section == "axes" else f"{section}.{name}"
+            if axis in matrix.varying:
+                problem = "found in matrix or zip too; allowed: in one place"
+                raise document.error(key, problem)
+            if section != "axes":
+                if axis in matrix.constants:
+                    own[axis] = value
+                continue
+            if axis in types:
+                allowed = dotted((*workload.key, *axis.split(".", 1)))
+                problem = f"found a setting of the workload; allowed: {allowed}"
+                raise document.error(key, problem)
+            if isinstance(value, list):
+                allowed = f"one value; several belong below matrix: `{axis}: {shown(value)}`"
+                raise document.error(key, f"found {shown(value)}; allowed: {allowed}")
+            (own[axis],) = read_values(document, key, value, {workload.label: types})
+    return own
 
 
-def _check_name(document: Document, key: Key, name: str, pattern: re.Pattern[str]) -> None:
-    """Raise BadInput for a name that a folder, a table or a log can't have."""
-    if not pattern.fullmatch(name):
-        problem = f"found {name!r}; allowed: letters, digits, ., - and _, at most 200"
-        raise document.error(key, problem)
+def _warmup(workload: SweepWorkload, file: SweepFile, steps: int | None) -> int:
+    """Return the steps that are not measured, of a length in `steps`, None of one in epochs.
 
-
-def _check_seeds(document: Document, key: Key, seeds: Sequence[int]) -> None:
-    """Raise BadInput for no seeds, and for a repeated seed.
-
-    Two trials of one seed would share an id; that is what `repeats` is for.
+    How many steps an epoch has is only known with the data. Raises BadInput if no step remains to be
+    measured, and if a script's arguments name the steps of a length that has none.
     """
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise document.error(key, f"found {shown(seeds)}; allowed: at least one, each once")
+    document, label, entry = workload.document, workload.label, workload.entry
+    names = placeholders_of(read_arguments(document, label, entry))
+    if steps is None and "steps" in names and "steps" not in entry.options:
+        problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
+        raise document.error((*workload.key, "arguments"), problem)
+    if file.warmup is None:
+        return DEFAULT_WARMUP if steps is None else min(DEFAULT_WARMUP, steps // 2)
+    if steps is not None and file.warmup >= steps:
+        problem = f"found {file.warmup}; allowed: fewer than the {steps} steps of {label}"
+        raise document.error(("warmup",), problem)
+    return file.warmup
+
+
+def _check_validation(
+    workload: SweepWorkload, plan: PlannedWorkload, stop: StopRule | None
+) -> None:
+    """Raise BadInput if a rule for stopping looks at a validation set that the settings leave empty.
+
+    A user's class may have one without a setting, so only its ranks can tell.
+    """
+    if stop is not None and getattr(plan.data, "validation", None) == 0:
+        problem = (
+            "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
+            " test set does not decide when training ends"
+        )
+        raise workload.document.error((*workload.key, "data", "validation"), problem)
 
 
 def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
@@ -352,11 +390,11 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     return distinct
 
 
-def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]) -> BadInput:
+def _nothing_to_run(document: Document, excluded: Sequence[ExcludedPoint]) -> BadInput:
     """Return the error for a sweep without cells, with the most frequent reasons for that."""
     reasons: Counter[str] = Counter()
     for point in excluded:
-        if point.rule == matrix.CONFLICT:
+        if point.rule == CONFLICT:
             reasons[f"because {point.reason}"] += 1
         else:
             reasons[f"by {point.rule}"] += 1
@@ -365,164 +403,3 @@ def _nothing_to_run(document: Document, excluded: Sequence[matrix.ExcludedPoint]
     if any("strategy single is one rank" in reason for reason in listed):
         problem += ", as with `strategy: ddp`"
     return document.error((), problem)
-
-
-class _CellPlanner:
-    """Makes the cells of one workload of a sweep."""
-
-    def __init__(
-        self,
-        file: SweepContent,
-        workload: SweepWorkload,
-        axes_matrix: matrix.Matrix,
-        types: Mapping[str, matrix.SettingTypes],
-        *,
-        has_flags: bool,
-    ) -> None:
-        self.file = file
-        self.workload = workload
-        self.entry = workload.entry
-        self.matrix = axes_matrix
-        self.types = types
-        self.has_flags = has_flags  # whether `--set` has changed the file
-        # The workload with the settings of points of the matrix, by these settings as text.
-        self.planned: dict[str, PlannedWorkload] = {}
-        self.length = self.entry.length or file.length
-        self.evaluate = self.entry.evaluate or file.evaluate
-
-    def cells(self, excluded: list[matrix.ExcludedPoint]) -> list[Cell]:
-        """Return the workload's cells, and add the points that are left out to `excluded`.
-
-        A point of the product with a conflict is left out, since products contain unintended
-        points. An included point is intended, so its conflict is an error, BadInput, unless `--set`
-        has changed the sweep.
-        """
-        document, label = self.workload.document, self.workload.label
-        own = self._own_axes()
-        warmup = self._warmup()
-        self._check_arguments()
-        cells: list[Cell] = []
-        for point in self.matrix.points(label, own, self.workload.setting_types):
-            planned, rule, reason = self._judge(point)
-            if planned is not None and reason is None:
-                cells.append(self._cell(point, planned, warmup))
-                continue
-            if point.included_by is not None and not self.has_flags:
-                raise document.error(("include", point.included_by), str(reason))
-            excluded.append(
-                matrix.ExcludedPoint(
-                    workload=label, axes=point.levels, rule=rule, reason=str(reason)
-                )
-            )
-        return cells
-
-    def _judge(self, point: matrix.MatrixPoint) -> tuple[PlannedWorkload | None, str, str | None]:
-        """Return the workload of a point, and the rule and the reason why it is left out, if it is."""
-        label = self.workload.label
-        unknown = [axis for axis in point.settings if axis not in self.workload.setting_types]
-        planned = None if unknown else self._plan(point.settings)
-        if self.matrix.exclude and point.included_by is None:
-            levels: dict[str, Any] = {}
-            if planned is not None:
-                for section in ("options", "data"):
-                    for name, value in getattr(planned.reference, section).items():
-                        levels[f"{section}.{name}"] = value
-            rule = self.matrix.matching_exclusion({**levels, **point.levels, "workload": label})
-            if rule is not None:
-                return planned, rule, "the sweep says so"
-        if planned is None:
-            return None, matrix.CONFLICT, f"{label} has no {unknown[0]}"
-        return planned, matrix.CONFLICT, planned.find_conflict(point.axes)
-
-    def _plan(self, settings: matrix.Values) -> PlannedWorkload:
-        """Return the workload with the settings of a point."""
-        key = str(settings)
-        if key not in self.planned:
-            is_set = self.matrix.sets("batch_size") or "batch_size" in self.entry.axes
-            unset = [] if is_set else ["batch_size"]
-            self.planned[key] = self.workload.plan(settings, self.matrix.sources, unset)
-        return self.planned[key]
-
-    def _own_axes(self) -> dict[str, Any]:
-        """Return the axes that the workload decides: its batch size, and what its entry sets.
-
-        Raises BadInput for an axis that the matrix varies.
-        """
-        document, workload_key = self.workload.document, self.workload.key
-        axes: dict[str, Any] = {}
-        if "batch_size" not in self.matrix.constants:
-            axes["batch_size"] = self.workload.declaration.batch_size
-        for axis, key, value in self._written():
-            if axis in self.matrix.varying:
-                problem = "found in matrix or zip too; allowed: in one place"
-                raise document.error((*workload_key, *key), problem)
-            if key[0] == "axes":
-                if axis in self.workload.setting_types:
-                    allowed = dotted((*workload_key, *axis.split(".", 1)))
-                    problem = f"found a setting of the workload; allowed: {allowed}"
-                    raise document.error((*workload_key, *key), problem)
-                axes[axis] = matrix.own_axis(document, (*workload_key, *key), value, self.types)
-            elif axis in self.matrix.constants:
-                axes[axis] = value
-        return axes
-
-    def _written(self) -> Iterator[tuple[str, Key, Any]]:
-        """Yield the axes, options and data settings of the entry, with their keys there."""
-        for axis, value in self.entry.axes.items():
-            yield axis, ("axes", axis), value
-        for section, values in (("options", self.entry.options), ("data", self.entry.data)):
-            for name, value in values.items():
-                yield f"{section}.{name}", (section, name), value
-
-    def _warmup(self) -> int:
-        """Return the steps that are not measured; raises BadInput if none remains to be measured.
-
-        A length in epochs is not checked: how many steps it has is only known with the data.
-        """
-        steps, warmup = self.length.steps, self.file.warmup
-        if warmup is None:
-            return DEFAULT_WARMUP if steps is None else min(DEFAULT_WARMUP, steps // 2)
-        if steps is not None and warmup >= steps:
-            problem = (
-                f"found {warmup}; allowed: fewer than the {steps} steps of {self.workload.label}"
-            )
-            raise self.workload.document.error(("warmup",), problem)
-        return warmup
-
-    def _check_arguments(self) -> None:
-        """Raise BadInput if a script's arguments name the steps, and the length has none."""
-        document, label = self.workload.document, self.workload.label
-        names = placeholders_of(read_arguments(document, label, self.entry))
-        if "steps" not in names or "steps" in self.entry.options or self.length.steps is not None:
-            return
-        problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
-        raise document.error((*self.workload.key, "arguments"), problem)
-
-    def _stop_rule(self, planned: PlannedWorkload) -> StopRule | None:
-        """Return the workload's rule for stopping, or else the sweep's.
-
-        Raises BadInput if it needs a validation set that the data's settings leave empty. A user's
-        class may have one without a setting, so only its ranks can tell.
-        """
-        rule = self.entry.stop or self.file.stop
-        if rule is not None and getattr(planned.data, "validation", None) == 0:
-            problem = (
-                "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
-                " test set does not decide when training ends"
-            )
-            raise self.workload.document.error((*self.workload.key, "data", "validation"), problem)
-        return rule
-
-    def _cell(self, point: matrix.MatrixPoint, planned: PlannedWorkload, warmup: int) -> Cell:
-        """Return the cell of a point; lengths are the workload's or the sweep's."""
-        stack = point.axes.stack
-        return Cell(
-            workload=planned.reference,
-            axes=point.axes,
-            environment=point.environment,
-            length=self.length,
-            evaluate=self.evaluate,
-            warmup=warmup,
-            stop=self._stop_rule(planned),
-            stack=None if stack is None else self.file.stacks[stack],
-        )

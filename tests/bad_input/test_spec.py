@@ -116,7 +116,7 @@ VALUES = [
     param(
         "checkpoint",
         GOOD + "checkpoint: beste\n",
-        "sweep.yaml:4: checkpoint: found 'beste'; did you mean 'best'? allowed: best, none, {every: 10m, keep: 2}",
+        "sweep.yaml:4: checkpoint: found 'beste'; did you mean 'best'? allowed: best, {every: 10m, keep: 2}",
     ),
     param(
         "profile-steps",
@@ -231,7 +231,7 @@ VALUES = [
     param(
         "no-seed",
         GOOD + "seeds: 0\n",
-        "sweep.yaml:4: seeds: found 0; allowed: how many seeds, from 1 to 10,000 (3: seeds 0, 1 and 2), or a ",
+        "sweep.yaml:4: seeds: found 0; allowed: how many seeds, from 1 to 10,000, or a list",
     ),
     param(
         "seeds-mapping",

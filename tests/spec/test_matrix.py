@@ -7,7 +7,6 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.spec.axes import Axes, find_conflict, setting_that_needs_gpu
-from harness.spec.matrix import MatrixPoint
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
@@ -202,15 +201,6 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         include=[{"num_threads": 2}, {"num_threads": 3}],
     )
     assert found == [(2,), (1,), (3,)]
-
-
-def test_a_point_has_a_value_of_every_axis() -> None:
-    values = {"env.A": "1", "env.B": None, "strategy": "ddp", "world_size": 2, "batch_size": 64}
-    point = MatrixPoint.of({**values, "options.hidden": [64]})
-    expected = Axes(batch_size=64, strategy="ddp", world_size=2)
-    assert point.axes == expected
-    levels = expected.values | {"env.A": "1", "env.B": None, "options.hidden": [64]}
-    assert list(point.levels.items()) == list(levels.items())
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
         (
             {},
             {"zip": [{"precision": ["fp32", "bf16"]}]},
-            r"zip\[0\].precision: found an axis that no argument names; write {precision} in",
+            r"precision: found an axis that no argument names; write {precision} in",
         ),
         (
             {"arguments": "--hf-token {seed}"},

@@ -52,7 +52,7 @@ def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Pat
     [
         (
             "matrix: {stack: [old]}\n",
-            "4: matrix.stack[0]: found 'old'; allowed: null, or a stack that the key stacks declares",
+            "4: matrix.stack[0]: found 'old'; allowed: null, as the key stacks declares",
         ),
         (
             f"stacks: {{old: {OLD}, box: {BOX}}}\nmatrix: {{stack: odl}}\n",
