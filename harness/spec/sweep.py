@@ -247,20 +247,13 @@ def _cells_of(
     planned: dict[str, PlannedWorkload] = {}  # by the settings of points, as text
     for point in matrix.points(label, _own_values(workload, matrix), workload.setting_types):
         axes, environment, settings = _split(point.values)
-        missing = [axis for axis in settings if axis not in workload.setting_types]
         key = str(settings)
-        if not missing and key not in planned:
+        if key not in planned and workload.setting_types.keys() >= settings.keys():
             unset = [] if is_set else ["batch_size"]
             planned[key] = workload.plan(settings, matrix.sources, unset)
             _check_validation(workload, planned[key], stop)
         plan = planned.get(key)
-        rule = _matching_exclusion(matrix, label, point, axes, plan)
-        if rule is not None:
-            reason: str | None = "the sweep says so"
-        elif plan is None:
-            reason = f"{label} has no {missing[0]}"
-        else:
-            reason = plan.find_conflict(axes)
+        rule, reason = _judge(matrix, workload, point, axes, plan)
         if plan is not None and reason is None:
             yield Cell(
                 workload=plan.reference,
@@ -272,23 +265,35 @@ def _cells_of(
                 stop=stop,
                 stack=None if axes.stack is None else file.stacks[axes.stack],
             )
-        elif point.included_by is not None and not has_flags:
+            continue
+        if point.included_by is not None and not has_flags:
             raise workload.document.error(("include", point.included_by), str(reason))
-        else:
-            levels, rule = {**axes.values, **point.values}, rule or CONFLICT
-            excluded.append(
-                ExcludedPoint(workload=label, axes=levels, rule=rule, reason=str(reason))
-            )
+        levels = {**axes.values, **point.values}
+        excluded.append(ExcludedPoint(workload=label, axes=levels, rule=rule, reason=str(reason)))
 
 
-def _matching_exclusion(
-    matrix: Matrix, label: str, point: Point, axes: Axes, plan: PlannedWorkload | None
-) -> str | None:
-    """Return the rule of `exclude` that matches a point, None if none does; included ones are kept."""
-    if point.included_by is not None or not matrix.exclude:
-        return None
-    settings = {} if plan is None else plan.reference.levels
-    return matrix.matching_exclusion({**settings, **axes.values, **point.values, "workload": label})
+def _judge(
+    matrix: Matrix,
+    workload: SweepWorkload,
+    point: Point,
+    axes: Axes,
+    plan: PlannedWorkload | None,
+) -> tuple[str, str | None]:
+    """Return the rule and the reason why a point is left out, if it is.
+
+    `plan` is None if the workload lacks one of its settings. What is included no rule excludes.
+    """
+    if matrix.exclude and point.included_by is None:
+        own = {} if plan is None else plan.reference.levels
+        levels = {**own, **axes.values, **point.values, "workload": workload.label}
+        rule = matrix.matching_exclusion(levels)
+        if rule is not None:
+            return rule, "the sweep says so"
+    if plan is None:
+        settings = [axis for axis in point.values if setting_of(axis) is not None]
+        missing = [axis for axis in settings if axis not in workload.setting_types]
+        return CONFLICT, f"{workload.label} has no {missing[0]}"
+    return CONFLICT, plan.find_conflict(axes)
 
 
 def _split(values: Mapping[str, Any]) -> tuple[Axes, dict[str, str | None], dict[str, Any]]:

@@ -32,7 +32,7 @@ from harness.spec.script import read_workload
 from harness.spec.stack import Stack
 from harness.spec.workload import Seeds, WorkloadEntry
 from workloads.catalog import BUILT_IN
-from workloads.options import Between
+from workloads.settings import Between
 
 ONE_EPOCH = Length(epochs=1)
 NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # of a sweep, and so of its folder; of a stack
