@@ -42,8 +42,7 @@ from harness.interface.starting import start_from_example, start_from_script
 from harness.preflight.runs import examine_sweep, search_sweep
 from harness.records.record import Record
 from harness.records.store import read_recorded_sweep
-from harness.render import catalog as view
-from harness.render.catalog import show_axes
+from harness.render.catalog import show_axes, show_workload, show_workloads
 from harness.render.console import TerminalConsole, spinner
 from harness.render.plan import show_plan
 from harness.render.preflight import show_checks, show_rates
@@ -158,7 +157,7 @@ def axes() -> None:
     epilog=examples(
         "harness workloads",
         "harness workloads mlp",
-        "harness workloads spiral.py:Spiral --json",
+        "harness workloads spiral.py:Spiral",
     ),
 )
 def workloads(
@@ -171,7 +170,6 @@ def workloads(
             autocompletion=complete_workloads,
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the workloads, with their options and data.
 
@@ -180,13 +178,9 @@ def workloads(
     """
 
     if name:
-        declaration = named_declaration(name, Path.cwd())
-        view.show_workload(view.describe_workload(name, declaration), as_json=as_json)
-        return
-    described = [
-        view.describe_workload(name, declaration) for name, declaration in BUILT_IN.items()
-    ]
-    view.show_workloads(described, installed_names(), as_json=as_json)
+        show_workload(name, named_declaration(name, Path.cwd()))
+    else:
+        show_workloads(BUILT_IN, installed_names())
 
 
 @app.command(

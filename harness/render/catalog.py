@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -19,7 +19,7 @@ from msgspec import Meta
 from rich.text import Text
 
 from harness.core.validation import bounds_in
-from harness.render.console import TerminalConsole, print_json, show_table
+from harness.render.console import TerminalConsole, show_table
 from harness.render.table import Table
 from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
 from harness.spec.cell import SOURCE, axis_value
@@ -105,115 +105,54 @@ def describe_range(bounds: Meta) -> str:
     return f"{bounds.ge:.12g} to {bounds.le:.12g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettingHelp:
-    """One key that a sweep file may set."""
-
-    name: str
-    allowed: str  # its values, in words
-    required: bool  # whether it has no default
-    default: Any = None  # as a sweep file has it
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadHelp:
-    """What a sweep file may set for a workload."""
-
-    uses: str  # its name in a sweep file
-    path: str  # package.module:Class, or the file
-    batch_size: int  # unless a sweep sets it
-    options: Sequence[SettingHelp]
-    data: Mapping[str, Sequence[SettingHelp]]  # by source; `""` for data without sources
-
-
-def describe_workload(uses: str, declaration: Declaration) -> WorkloadHelp:
-    """Return what a workload declares, its settings in the order of their classes."""
-    data: dict[str, Sequence[SettingHelp]] = {}
-    kind = declaration.data
-    for member in [member for member in get_args(kind) if is_dataclass(member)] or [kind]:
-        source = ""
-        settings = []
-        for setting in _settings(member):
-            if setting.name == SOURCE:
-                source = str(setting.default)
-            else:
-                settings.append(setting)
-        data[source] = settings
-    return WorkloadHelp(
-        uses=uses,
-        path=declaration.path,
-        batch_size=declaration.batch_size,
-        options=_settings(declaration.options),
-        data=data,
-    )
-
-
-def _settings(kind: Any) -> list[SettingHelp]:
-    """Return the fields of a Settings class."""
-    hints = get_type_hints(kind, include_extras=True)
-    settings = []
-    for declared in fields(kind):
-        default = declared.default
-        if declared.default_factory is not MISSING:
-            default = declared.default_factory()
-        required = default is MISSING
-        shown = None if required else json.loads(json.dumps(default, default=str))
-        settings.append(
-            SettingHelp(
-                name=declared.name,
-                allowed=describe_type(hints[declared.name]),
-                required=required,
-                default=shown,
-            )
-        )
-    return settings
-
-
-def show_workloads(
-    workloads: Sequence[WorkloadHelp], installed: Sequence[str], *, as_json: bool
-) -> None:
+def show_workloads(workloads: Mapping[str, Declaration], installed: Sequence[str]) -> None:
     """Print a line for each workload, and the names of those that other packages have."""
-    if as_json:
-        content = [asdict(workload) for workload in workloads]
-        print_json({"workloads": content, "installed": list(installed)})
-        return
     console = TerminalConsole()
     table = Table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
-    for workload in workloads:
-        options = ", ".join(option.name for option in workload.options)
-        sources = ", ".join(workload.data)
-        table.add_row(workload.uses, str(workload.batch_size), options, sources)
+    for name, declaration in workloads.items():
+        options = ", ".join(field.name for field in fields(declaration.options))
+        sources = ", ".join(_sources(declaration))
+        table.add_row(name, str(declaration.batch_size), options, sources)
     show_table(console, table)
     for name in installed:
         console.print_text(f"{name}  of another package")
     console.print("\nharness workloads NAME, or file.py:Class, shows what each setting allows")
 
 
-def show_workload(workload: WorkloadHelp, *, as_json: bool) -> None:
+def show_workload(name: str, declaration: Declaration) -> None:
     """Print one workload with all its settings, named as the axes that they may be."""
-    if as_json:
-        print_json(asdict(workload))
-        return
     console = TerminalConsole()
-    title = f"{workload.uses}  {workload.path}, batch_size {workload.batch_size}"
-    console.print_text(title)
+    console.print_text(f"{name}  {declaration.path}, batch_size {declaration.batch_size}")
     # Not a `Table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
-    _add_rows(table, "options", workload.options)
-    for source, settings in workload.data.items():
+    _add_settings(table, "options", declaration.options)
+    for source, settings in _sources(declaration).items():
         if source:
-            table.add_row("data.source", source)
-        _add_rows(table, "data", settings)
+            table.add_row(f"data.{SOURCE}", source)
+        _add_settings(table, "data", settings)
     console.print(table)
 
 
-def _add_rows(table: rich.table.Table, section: str, settings: Sequence[SettingHelp]) -> None:
-    """Add a row for each setting of a section."""
-    for setting in settings:
-        default = f"  default {axis_value(setting.default) or repr('')}"
-        if setting.required:
-            default = "  required"
-        allowed = Text(setting.allowed)
-        table.add_row(f"{section}.{setting.name}", allowed.append(default, style="dim"))
+def _sources(declaration: Declaration) -> dict[str, Any]:
+    """Return the Settings classes of a workload's data by their source, `""` for data without."""
+    members = [member for member in get_args(declaration.data) if is_dataclass(member)]
+    return {str(getattr(kind, SOURCE, "")): kind for kind in members or [declaration.data]}
+
+
+def _add_settings(table: rich.table.Table, section: str, kind: Any) -> None:
+    """Add a row for each field of a Settings class: what it allows, and its default."""
+    hints = get_type_hints(kind, include_extras=True)
+    for declared in fields(kind):
+        if declared.name == SOURCE:
+            continue
+        default = declared.default
+        if declared.default_factory is not MISSING:
+            default = declared.default_factory()
+        text = "  required"
+        if default is not MISSING:
+            shown = json.loads(json.dumps(default, default=str))
+            text = f"  default {axis_value(shown) or repr('')}"
+        allowed = Text(describe_type(hints[declared.name]))
+        table.add_row(f"{section}.{declared.name}", allowed.append(text, style="dim"))

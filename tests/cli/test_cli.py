@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -119,10 +118,8 @@ def test_workloads_are_listed_with_what_a_sweep_may_set() -> None:
     assert "options.dropout 0 to 0.99 default 0.2" in mlp
     assert "data.path a path required data.classes 2 to 256 default 10" in mlp
     assert "data.source idx data.validation 0 to 0.99 default 0.0" in mlp
-    line = json.loads(harness("workloads", LINE, "--json").out)
-    assert line["uses"] == LINE
-    samples = {"name": "samples", "allowed": "a whole number", "required": False, "default": 256}
-    assert samples in line["options"]
+    line = " ".join(harness("workloads", LINE).out.split())
+    assert "options.samples a whole number default 256" in line
     refused = harness("workloads", "mpl")
     assert refused.code == 2
     assert refused.err.startswith("harness: WORKLOAD mpl: found no workload 'mpl'")
