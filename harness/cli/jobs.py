@@ -26,14 +26,13 @@ from harness.cli.arguments import (
     UriOption,
     check_launcher,
     examples,
-    print_message,
     with_seeds,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.interface import submitting, watching
+from harness.interface import watching
 from harness.interface.planning import load_planned
 from harness.interface.watching import readable_statuses, watch
 from harness.launch.sweep import Redo
@@ -45,7 +44,7 @@ from harness.render.console import TerminalConsole
 from harness.render.results import show_results
 from harness.render.run import left_out_lines
 from harness.render.status import show_summary, status_display
-from harness.slurm.cancel import cancel as cancel_jobs
+from harness.slurm import submit as jobs
 from harness.slurm.status import SweepStatus
 from harness.spec.sweep import Sweep
 
@@ -97,23 +96,16 @@ def submit(
     # There is no --force: finished trials are never queued again, only failed ones.
     redo: Redo = "failed" if retry_failed else "missing"
     console = TerminalConsole()
+    sweep_folder = results_folder.sweep_folder(loaded.name)
     if dry_run:
-        prepared = submitting.prepare_submission(loaded, profile, results_folder, redo=redo)
+        prepared = jobs.prepare(loaded, profile, sweep_folder, redo)
         plan_view.show_prepared(console, prepared)
-        plan_view.show_jobs(console, prepared.submission)
-        for script in submitting.batch_scripts(results_folder, prepared.submission):
+        for script in jobs.batch_scripts(sweep_folder, prepared.submission):
             console.print_text(f"\n{script}")  # no markup: its square brackets are the shell's
         return
-    submission = submitting.submit_sweep(
-        loaded,
-        profile,
-        results_folder,
-        redo=redo,
-        on_prepared=lambda prepared: plan_view.show_prepared(console, prepared),
-        on_wait=print_message,
-    )
-    plan_view.show_jobs(console, submission)
-    if submission.arrays:
+    prepared = jobs.submit(loaded, profile, sweep_folder, redo)
+    plan_view.show_prepared(console, prepared)
+    if prepared.submission.arrays:
         command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
         console.print_text(f"\nnext  {command}")
 
@@ -234,6 +226,6 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     results_folder = Results(results)
     # Read first, so that a name that no sweep has is an error and not a sweep without jobs.
     name = read_recorded_spec(results_folder, sweep).name
-    jobs = cancel_jobs(results_folder.sweep_folder(name))
-    ids = f": {', '.join(jobs)}" if jobs else ""
-    print(f"{counted(len(jobs), 'job')} cancelled{ids}")
+    job_ids = jobs.cancel(results_folder.sweep_folder(name))
+    ids = f": {', '.join(job_ids)}" if job_ids else ""
+    print(f"{counted(len(job_ids), 'job')} cancelled{ids}")

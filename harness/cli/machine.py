@@ -64,14 +64,9 @@ def doctor(
     """
 
     profile = clusters.load_profile(cluster)
-    with spinner() as on_progress:
-        checks = examine(
-            profile,
-            Results(results),
-            patience=parse_duration(timeout, "--timeout"),
-            all_nodes=all_nodes,
-            on_progress=on_progress,
-        )
+    patience = parse_duration(timeout, "--timeout")
+    with spinner():
+        checks = examine(profile, Results(results), patience=patience, all_nodes=all_nodes)
     passed = all(check.passed for check in checks)  # a check that was not made has not passed
     show_checks(cluster, checks, passed=passed, as_json=as_json)
     if not passed:

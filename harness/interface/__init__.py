@@ -8,7 +8,7 @@ In notebooks and scripts:
 `comparing` verdicts on results (`compare`).
 `tables`    the table of trials as Arrow and Parquet.
 
-For the command line: `starting`, `checking`, `submitting`, `watching`, `logs`, `delivery`, `folders`,
+For the command line: `starting`, `checking`, `watching`, `logs`, `delivery`, `folders`,
 `gating`, `history`, `reproducing`, `serving`, `machine`, `reporting`, `export`. What takes long reports its
 progress to a callback. For both: `reloading`, which reads sweep files.
 

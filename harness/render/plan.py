@@ -24,7 +24,6 @@ from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
 if TYPE_CHECKING:
-    from harness.slurm.submission import Submission
     from harness.slurm.submit import PreparedSubmission
 
 MOST_ROWS = 200  # cells that are listed one by one, and points that are left out
@@ -211,25 +210,19 @@ JOB_NUMBERS = ("jobs", "nodes", "trials")  # aligned to the right
 
 
 def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> None:
-    """Print how many trials are submitted, how many are not and why, and the remarks."""
-    name = escape(prepared.submission.sweep.name)
-    line = f"[bold]{name}[/]: {counted(prepared.new_trials, 'trial')}"
+    """Print how many trials are submitted, how many are not and why, the remarks, and a row an array."""
+    submission = prepared.submission
+    line = f"[bold]{escape(submission.sweep.name)}[/]"
+    line += f": {counted(len(submission.first_attempts), 'trial')}"
     if prepared.finished_trials:
         line += f"; {prepared.finished_trials} are done"
     if prepared.live_trials:
         line += f"; {prepared.live_trials} are in the queue already"
     console.print_markup(line)
-    for line in conflict_lines(prepared.submission.sweep):
+    for line in conflict_lines(submission.sweep):
         console.print_text(line)
     for remark in prepared.remarks:
         console.print_text(remark, "open")
-
-
-def show_jobs(console: TerminalConsole, submission: Submission) -> None:
-    """Print a row for each array: the name of its jobs, what each asks for and its trials.
-
-    Prints nothing without arrays.
-    """
     if not submission.arrays:
         return
     table = Table(JOB_COLUMNS, JOB_NUMBERS)

@@ -43,21 +43,19 @@ from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
 from harness.slurm.packing import JobArray
-from harness.slurm.submission import Submission, SubmissionFolder
+from harness.slurm.submission import Submission
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
-EARLY_SECONDS = 60.0  # that Slurm may send the signal before it is due: man sbatch, --signal
 POLL_SECONDS = 0.5  # between looks at a running trial; its files are on a shared file system
 # The exit code of a leader that has ended as it meant to, though trials are left. After any other but
 # 0, such as 137 of one that was killed or 1 of one that could not be imported, the batch script has
 # the job requeued.
 DECIDED = 3
 CRASHED = 70  # EX_SOFTWARE in sysexits.h
-SETUP_VARIABLE = "HARNESS_BATCH_SETUP"  # seconds that the script took before it started the leader
 
 
 class JobIsOver(HarnessError):
@@ -97,13 +95,12 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     """
     sweep_folder = SweepFolder(Path(sweep_path))
     submission_folder = submissions.folder_of(sweep_folder, submission_id)
-    submission = submissions.read(submission_folder.file)
+    submission = submissions.read(submission_folder)
     slurm = submission.profile.slurm
     job_array = submission.arrays[array]
     refuse_cancelled(submission_folder)
 
-    job_began = time.monotonic() - float(os.environ.get(SETUP_VARIABLE) or 0)
-    listener = JobListener(signal_due=job_began + slurm.time_limit_seconds - slurm.warning)
+    listener = JobListener()
     for number in (SIGNAL, signal.SIGTERM):
         signal.signal(number, listener.on_signal)
     stop = StopRequest(listener.stop_reason)
@@ -123,7 +120,7 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     for trial in pending:
         with suppress(BadInput):  # of an assignment that is damaged: it is written again
             runner.record_interruption(trial, "its job ended without leaving a record")
-    restarts = Restarts(submission_folder.restarts(array, index))
+    restarts = Restarts(submission_folder / f"{array}-{index}.restarts")
     refuse_too_many_restarts(slurm, restarts)
     interruption = _run_until_interrupted(runner, pending, restarts, stop)
     undone = pending_trials(runner, job_trials)
@@ -145,9 +142,10 @@ def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
     cancelled, or was requeued too often.
     """
     submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
-    submission = submissions.read(submission_folder.file)
+    submission = submissions.read(submission_folder)
     refuse_cancelled(submission_folder)
-    requeue(submission.profile.slurm, Restarts(submission_folder.restarts(array, index)))
+    restarts = Restarts(submission_folder / f"{array}-{index}.restarts")
+    requeue(submission.profile.slurm, restarts)
 
 
 @dataclass(frozen=True)
@@ -221,12 +219,12 @@ def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bo
     return interruption is not None and not cancelled_by_user(interruption)
 
 
-def refuse_cancelled(folder: SubmissionFolder) -> None:
+def refuse_cancelled(folder: Path) -> None:
     """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
 
     Raises JobIsOver.
     """
-    if folder.cancelled.exists():
+    if (folder / submissions.CANCELLED).exists():
         raise JobIsOver("the sweep's jobs were cancelled")
 
 
@@ -348,30 +346,16 @@ def log(text: str) -> None:
 
 
 class JobListener(TrialListener):
-    """Writes what happens to the job's log, and remembers the signals that Slurm has sent.
+    """Writes what happens to the job's log, and remembers the signals that Slurm has sent."""
 
-    `signal_due` is the time, in seconds of the monotonic clock, at which Slurm sends the signal
-    that precedes the time limit.
-    """
-
-    def __init__(self, signal_due: float) -> None:
-        self.signal_due = signal_due
+    def __init__(self) -> None:
         self.signals: set[int] = set()
-        self.first_signal_at: float | None = None  # seconds of the monotonic clock
 
     def stop_reason(self) -> str | None:
-        """Return why running trials have to stop, None as long as they may go on.
-
-        Slurm sends the same signal ahead of the time limit and of a preemption, so the time has to
-        tell which it is. man sbatch allows it to be early.
-        """
-        if self.first_signal_at is None:
-            return None
-        if SIGNAL not in self.signals:
-            return "SIGTERM"
-        if self.first_signal_at > self.signal_due - EARLY_SECONDS:
-            return "time limit"
-        return "preempted"
+        """Return why running trials have to stop, None as long as they may go on."""
+        if SIGNAL in self.signals:
+            return "time limit or preemption"  # Slurm sends the same signal ahead of both
+        return "SIGTERM" if self.signals else None
 
     def on_signal(self, number: int, frame: object) -> None:
         """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
@@ -379,12 +363,9 @@ class JobListener(TrialListener):
 
         SIGTERM comes twice: Slurm sends it to the leader too, and the shell passes it on.
         """
-        if number in self.signals:
-            return
-        if self.first_signal_at is None:
-            self.first_signal_at = time.monotonic()
-        self.signals.add(number)
-        log(f"{signal.Signals(number).name}: running trials are to save and stop")
+        if number not in self.signals:
+            self.signals.add(number)
+            log(f"{signal.Signals(number).name}: running trials are to save and stop")
 
     def on_trial_start(self, trial: Trial) -> None:
         """Log which trial starts."""

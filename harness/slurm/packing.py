@@ -30,10 +30,10 @@ def pack(blocks: Sequence[Sequence[Trial]], slurm: SlurmOptions) -> list[JobArra
 
     A block stays in one job. Blocks that need other numbers of nodes or ranks have other jobs, which
     are in an array of their own. Nodes are filled: five ranks on nodes of four are two nodes with four
-    ranks each, of which three stay idle.
+    ranks each, of which three stay idle. A block without trials is passed over.
     """
     blocks_by_shape: dict[tuple[int, int], list[Sequence[Trial]]] = {}
-    for block in blocks:
+    for block in filter(None, blocks):
         ranks = max(trial.cell.axes.world_size for trial in block)
         nodes = -(-ranks // slurm.ranks_per_node)  # rounded up
         shape = nodes, min(ranks, slurm.ranks_per_node)

@@ -11,51 +11,26 @@ has ended; how its trials ended is in their records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
+from harness.core.progress import print_message
+from harness.core.text import listed
 from harness.launch import controller
-from harness.launch.retries import runs_again
-from harness.records.files import read_record_if_exists
 from harness.slurm.submission import Submission, read_all
 
-ANSWER_SECONDS = 30.0  # that the controller has to answer
-FIELDS = {  # of a line of squeue: man squeue, --format
-    "id": "%i",
-    "state": "%T",
-    "nodes": "%N",
-    "name": "%j",
-    "reason": "%r",  # comes last because it is free text, which may hold the separator
-}
-SEPARATOR = "|"
-# A job does not come back from these states; squeue shows it for MinJobAge seconds more.
-ENDED_STATES = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "REVOKED", "TIMEOUT",
-}  # fmt: skip
-# In these, the job exists, and none of its processes is running.
-PENDING_STATES = {
-    "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING",
-    "SUSPENDED", "STOPPED",
-}  # fmt: skip
-# In these, the job's processes are being ended. It may be requeued afterwards.
-ENDING_STATES = {"COMPLETING", "STAGE_OUT"}
-# How squeue shows the pending jobs of an array in one line.
-INDEX = r"\d{1,9}(?:-\d{1,9}(?::\d{1,9})?)?"  # 3, 0-8 or 0-8:2
-PENDING_ARRAY = re.compile(
-    rf"(?P<array>\d+)_\[(?P<indices>{INDEX}(?:,{INDEX})*)(?:%\d+)?\]", re.ASCII
-)
-BEGINS_WITH_ID = re.compile(r"\s*\d+(?:_\S*)?\s*(?:\||$)", re.ASCII)
-# Of a job, of one job of an array, and of several of them.
-JOB_ID = re.compile(rf"\d+(?:_\d+)?|{PENDING_ARRAY.pattern}", re.ASCII)
-MAX_ARRAY_SIZE = 4_000_001  # Slurm's own ceiling on MaxArraySize
+# Of a line of squeue: id, state, nodes, name, and why the job is pending. The last one is free text,
+# which may hold the separator. (man squeue, --format)
+FORMAT = "%i|%T|%N|%j|%r"
+JOB_ID = re.compile(r"\d+(?:_(?P<index>\d+)|(?P<others>_\[.+))?", re.ASCII)
+RUNNING_STATES = {"RUNNING", "SIGNALING", "RESIZING"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class QueuedJob:
-    """A job that has not ended, as squeue shows it."""
+    """A job that has not ended, as squeue shows it; its fields are in the order of FORMAT."""
 
     id: str  # as in 12, or 12_3 for a job of an array
     state: str  # as Slurm spells it
@@ -64,137 +39,73 @@ class QueuedJob:
     reason: str  # why it is pending
 
     @property
-    def is_pending(self) -> bool:
-        """Whether it waits in the queue, or is stopped, so that none of its trials is running."""
-        return self.state in PENDING_STATES
+    def is_running(self) -> bool:
+        """Whether its trials may run, which they don't while it waits in the queue or is ended."""
+        return self.state in RUNNING_STATES
 
     @property
-    def is_ending(self) -> bool:
-        """Whether its processes are being ended."""
-        return self.state in ENDING_STATES
+    def index(self) -> int | None:
+        """Return which job of its array it is, 0 for a single job.
 
-    @property
-    def index(self) -> int:
-        """Return which job of its array it is; submitit submits a single job as a job without an index."""
-        return int(self.id.partition("_")[2] or 0)
+        None stands for all that are not shown on a line of their own: squeue may show the pending
+        jobs of an array in one, as in `12_[4-9%2]`.
+        """
+        match = JOB_ID.fullmatch(self.id)
+        if match is None or match["others"]:
+            return None
+        return int(match["index"] or 0)
 
 
 class SlurmDown(HarnessError):
-    """Slurm's controller did not answer: whether jobs exist is unknown."""
+    """Slurm's controller did not answer, or can't be asked here: whether jobs exist is unknown."""
 
 
-class NoSlurm(SlurmDown):
-    """This machine has no squeue, so it can't be the one that submitted."""
+def query(submissions: Sequence[Submission], patience: float = 0.0) -> list[QueuedJob]:
+    """Ask squeue for the jobs of everybody who made one of these submissions.
 
-
-def squeue_command(users: Iterable[str]) -> list[str]:
-    """Return the command that lists every job of these users, a line for each job of an array.
-
-    `--all` includes partitions that are hidden from the user.
+    Without submissions, nothing is asked. A controller that is away is waited for `patience` seconds.
+    Raises SlurmDown if Slurm does not answer, or this machine has no squeue.
     """
-    names = ",".join(sorted(set(users)))
-    line_format = SEPARATOR.join(FIELDS.values())
-    return [
-        "squeue",
-        f"--user={names}",
-        "--all",
-        "--array",
-        "--noheader",
-        f"--format={line_format}",
-    ]
+    users = sorted({submission.user for submission in submissions})
+    if not users:
+        return []
+    # --all: partitions that are hidden from the user too.
+    command = ["squeue", f"--user={','.join(users)}", "--all", "--array", "--noheader"]
+    command.append(f"--format={FORMAT}")
+    completed = controller.call(command, patience=patience, on_wait=print_message)
+    if completed.returncode:
+        raise SlurmDown(one_line(completed.stderr or f"squeue: exit code {completed.returncode}"))
+    return parse_squeue(completed.stdout)
 
 
-def parse_squeue(text: str) -> dict[str, QueuedJob]:
-    """Return the jobs that have not ended, by id.
+def parse_squeue(text: str) -> list[QueuedJob]:
+    """Return the jobs that squeue shows.
 
     Lines that show no job are skipped: a slow controller adds warnings to the output. Raises
     SlurmDown for a line that shows a job only in part: a job that is passed over would count as
     ended, and its trials would run twice.
     """
-    jobs: dict[str, QueuedJob] = {}
+    jobs = []
     for line in text.split("\n"):
-        if not BEGINS_WITH_ID.match(line):
+        values = line.strip().split("|", 4)
+        if not values[0][:1].isdecimal():
             continue
-        values = line.strip().split(SEPARATOR, len(FIELDS) - 1)
-        if len(values) < len(FIELDS) or not JOB_ID.fullmatch(values[0]):
+        if len(values) < 5 or not JOB_ID.fullmatch(values[0]):
             raise SlurmDown(f"squeue: found the line {one_line(line, 80)!r}, which is no whole job")
-        shown = dict(zip(FIELDS, values, strict=True))
-        if shown["state"] in ENDED_STATES:
-            continue
-        for job_id in _expand_array(shown["id"]):
-            jobs[job_id] = QueuedJob(
-                id=job_id,
-                state=shown["state"],
-                nodes=shown["nodes"],
-                name=shown["name"],
-                reason=shown["reason"],
-            )
+        jobs.append(QueuedJob(*values))
     return jobs
 
 
-def _expand_array(job_id: str) -> list[str]:
-    """Return the ids of all jobs that a line shows: 7_0, 7_1, 7_2 and 7_5 for `7_[0-2,5%4]`.
-
-    In spite of `--array`, squeue may show the pending jobs of an array in one line. Ranges may have
-    a step, as in `0-8:2`, and `%4` is how many may run at a time.
-    """
-    array = PENDING_ARRAY.fullmatch(job_id)
-    if array is None:
-        return [job_id]
-    indices: list[int] = []
-    for part in array["indices"].split(","):
-        bounds, _, step = part.partition(":")
-        low, _, high = bounds.partition("-")
-        part_indices = range(int(low), int(high or low) + 1, int(step or 1) or 1)
-        if len(indices) + len(part_indices) > MAX_ARRAY_SIZE:
-            raise SlurmDown(f"squeue: found an array of more than {MAX_ARRAY_SIZE} jobs: {job_id}")
-        indices += part_indices
-    return [f"{array['array']}_{index}" for index in indices]
-
-
-def query(
-    users: Iterable[str], *, on_wait: Callable[[str], None] | None = None
-) -> dict[str, QueuedJob]:
-    """Ask squeue for the jobs of these users, by id. Without users, nothing is asked.
-
-    With `on_wait`, a controller that is away is waited for, as `controller.call` does. Raises NoSlurm
-    if this machine has no squeue, SlurmDown if Slurm does not answer.
-    """
-    names = set(users)
-    if not names:
-        return {}
-    command = squeue_command(names)
-    if on_wait is None:
-        completed = controller.run_client(command, ANSWER_SECONDS)
-    else:
-        completed = controller.call(command, on_wait=on_wait)
-    if completed.returncode == controller.NOT_INSTALLED:
-        raise NoSlurm(one_line(completed.stderr))
-    if completed.returncode:
-        message = completed.stderr or f"exit code {completed.returncode}"
-        raise SlurmDown(f"squeue: {one_line(message)}")
-    return parse_squeue(completed.stdout)
-
-
-def query_submitters(
-    submissions: Iterable[Submission], *, on_wait: Callable[[str], None] | None = None
-) -> dict[str, QueuedJob]:
-    """Ask squeue for the jobs of everybody who made one of these submissions.
-
-    Without submissions, nothing is asked. Waits and raises NoSlurm and SlurmDown as `query` does.
-    """
-    return query((submission.user for submission in submissions), on_wait=on_wait)
-
-
 def live_jobs(
-    submissions: Sequence[Submission], queue: Mapping[str, QueuedJob]
+    submissions: Sequence[Submission], queue: Sequence[QueuedJob]
 ) -> dict[str, QueuedJob]:
     """Return, by trial id, the job that has not ended and has the trial."""
-    queued = {(job.name, job.index): job for job in queue.values()}
+    queued = {(job.name, job.index): job for job in queue}
     jobs: dict[str, QueuedJob] = {}
     for submission in submissions:
         for submitted in submission.jobs():
-            job = queued.get((submitted.name, submitted.index))
+            name, index = submitted.name, submitted.index
+            job = queued.get((name, index)) or queued.get((name, None))
             if job is not None:
                 jobs |= dict.fromkeys(submitted.trial_ids, job)
     return jobs
@@ -203,41 +114,20 @@ def live_jobs(
 def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
     """Refuse a sweep of which a job that has not ended has trials.
 
-    Where there is no squeue, nobody knows of the jobs. Then a sweep is refused unless all of its
-    trials that were submitted have come to their end, as in a copy of a finished one.
-
-    Raises BadInput if there is or may be such a job, SlurmDown if Slurm does not answer.
+    Raises BadInput if there is or, as far as Slurm says, may be such a job.
     """
     submissions = read_all(sweep_folder)
     try:
-        queue = query_submitters(submissions)
-    except NoSlurm as error:
-        if all(_has_ended(sweep_folder, submission) for submission in submissions):
-            return
+        queue = query(submissions)
+    except SlurmDown as error:
         raise BadInput(
             f"{sweep_folder.path}: its jobs may still have trials, and Slurm can't be asked here ({error});"
             f" allowed: on a machine of the cluster, or after deleting {sweep_folder.jobs_path} once none"
             " of its jobs is in the queue"
         ) from None
-    job_ids = {job.id for job in live_jobs(submissions, queue).values()}
-    if job_ids:
-        listed = one_line(", ".join(sorted(job_ids)), 60)
+    jobs = live_jobs(submissions, queue)
+    if jobs:
+        ids = listed(sorted({job.id for job in jobs.values()}))
         raise BadInput(
-            f"{sweep_folder.path}: jobs {listed} are running this sweep;"
-            " wait for them or cancel them"
+            f"{sweep_folder.path}: jobs {ids} are running this sweep; wait for them or cancel them"
         )
-
-
-def _has_ended(sweep_folder: SweepFolder, submission: Submission) -> bool:
-    """Return whether all trials of a submission have come to their end since it was made."""
-    reruns = submission.profile.validity.reruns
-    for trial_id, first_attempt in submission.first_attempts.items():
-        folder = sweep_folder.trial_folder(trial_id)
-        record = read_record_if_exists(folder.record_path)
-        if record is None or record.status == "interrupted":
-            return False
-        if submission.is_preceded_by(trial_id, record.attempt, record.started):
-            return False
-        if runs_again(record, folder, first_attempt, reruns):
-            return False
-    return True

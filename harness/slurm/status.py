@@ -156,16 +156,16 @@ def trial_states(
     sweep_folder: SweepFolder,
     submitted: Sequence[Submission],
     files: Mapping[str, TrialFiles],
-    queue: Mapping[str, QueuedJob] | None,
+    queue: Sequence[QueuedJob] | None,
     *,
     local_run_since: float | None = None,
 ) -> list[TrialState]:
     """Return the state of every trial, in the order of `trials`.
 
     `submitted` are the sweep's submissions, oldest first, so that the last one that has a trial
-    counts. `files` are by trial id. `queue` holds the jobs by id, and is None where Slurm does not
-    answer. `local_run_since` says when a `harness run` on this machine began that is going through
-    what has no job, in seconds since the epoch; None without one.
+    counts. `files` are by trial id. `queue` is None where Slurm does not answer. `local_run_since` says
+    when a `harness run` on this machine began that is going through what has no job, in seconds since
+    the epoch; None without one.
 
     Pure, except that the log of a job that lost a trial is read, below `sweep_folder`.
     """
@@ -188,7 +188,7 @@ def trial_states(
         state = _submitted_state(trial, submission, trial_files, live_jobs)
         state = replace(state, is_submitted=True)
         if state.state == "lost":
-            log = submissions.folder_of(sweep_folder, submission.id).log(job.array, job.index)
+            log = submissions.folder_of(sweep_folder, submission.id) / job.log
             detail = f"{state.detail}; last line of its log: {last_line_of(log)}; log: {log}"
             state = replace(state, detail=detail)
         states.append(state)
@@ -226,7 +226,7 @@ def _submitted_state(
     if record is not None and submission.is_preceded_by(trial.id, record.attempt, record.started):
         record = None  # an earlier submission left it
     job = None if live_jobs is None else live_jobs.get(trial.id)
-    may_run = live_jobs is None or (job is not None and not job.is_pending and not job.is_ending)
+    may_run = live_jobs is None or (job is not None and job.is_running)
     if may_run and (files.progress is not None or (job is not None and files.begun_at is not None)):
         return _running(trial, files, job)
     if files.unreadable is not None:
@@ -272,11 +272,9 @@ def conclude(
 
 def _pending_reason(job: QueuedJob) -> str:
     """Return why a trial does not run whose job has not ended."""
-    if job.is_pending:
+    if job.reason not in ("", "None"):
         return job.reason
-    if job.is_ending:
-        return "its job is ending"
-    return "its job is running another trial, or starting this one"
+    return f"its job is {job.state.lower()}"
 
 
 def _row(
@@ -340,10 +338,10 @@ def read_statuses(
         submitted = submissions.read_all(sweep_folder)
         submissions_by_sweep.append(submitted)
         all_submissions += submitted
-    queue: Mapping[str, QueuedJob] | None = None
+    queue: Sequence[QueuedJob] | None = None
     slurm_error = None
     try:
-        queue = queues.query_submitters(all_submissions)
+        queue = queues.query(all_submissions)
     except SlurmDown as error:
         slurm_error = str(error)
     statuses = []
@@ -360,7 +358,7 @@ def _read_status(
     sweep: Sweep,
     sweep_folder: SweepFolder,
     submitted: Sequence[Submission],
-    queue: Mapping[str, QueuedJob] | None,
+    queue: Sequence[QueuedJob] | None,
     common: CommonParts,
 ) -> SweepStatus:
     """Read the folder of one sweep; `queue` is None where Slurm does not answer."""

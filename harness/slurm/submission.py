@@ -20,7 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.core.errors import BadInput
@@ -32,7 +32,7 @@ from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = "3.0"  # of submission.json; `harness.records.decode` says what the numbers mean
+SCHEMA = "4.0"  # of submission.json; `harness.records.decode` says what the numbers mean
 SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,
@@ -40,6 +40,13 @@ SUBMISSION_FORMAT = FileFormat(
     is_sealed=True,
 )
 NAME_LENGTH = 40  # characters of the sweep's name that a job's name begins with
+SUBMISSION = "submission.json"
+CANCELLED = "cancelled"
+
+
+def _new_id() -> str:
+    """Return an id that no other submission has."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +54,9 @@ class SubmittedJob:
     """One job of a submission, as it is found in the queue: by the name and the index in its array."""
 
     trial_ids: Sequence[str]
-    array: int
-    index: int
     name: str
+    index: int
+    log: str  # the name of the file with what its batch script printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +64,9 @@ class Submission:
     """The content of `submission.json`, and whether its jobs were cancelled."""
 
     schema: str = SCHEMA
-    id: str
-    created_at: float  # seconds since the epoch
-    user: str  # who ran it
+    id: str = field(default_factory=_new_id)
+    created_at: float = field(default_factory=time.time)  # seconds since the epoch
+    user: str = field(default_factory=lambda: user_name(os.getuid()))  # who ran it
     profile: Profile
     sweep: Sweep
     arrays: Sequence[JobArray]
@@ -76,10 +83,10 @@ class Submission:
     def jobs(self) -> Iterator[SubmittedJob]:
         """Yield every job of every array, in the order in which they were packed."""
         for number, array in enumerate(self.arrays):
+            name = self.job_name(number)
             for index, trial_ids in enumerate(array.trial_ids):
-                yield SubmittedJob(
-                    trial_ids=trial_ids, array=number, index=index, name=self.job_name(number)
-                )
+                log = f"{number}-{index}.log"
+                yield SubmittedJob(trial_ids=trial_ids, name=name, index=index, log=log)
 
     def is_preceded_by(self, trial_id: str, attempt: int, started: float) -> bool:
         """Return whether an attempt at a trial was made before this submission.
@@ -90,60 +97,9 @@ class Submission:
         return attempt < self.first_attempts[trial_id] and started < self.created_at
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmissionFolder:
-    """The folder `jobs/<submission id>` in a sweep's folder."""
-
-    path: Path
-
-    @property
-    def file(self) -> Path:
-        """The submission itself."""
-        return self.path / "submission.json"
-
-    @property
-    def submitit(self) -> Path:
-        """The folder of submitit's own files: the batch script of each call of sbatch."""
-        return self.path / "submitit"
-
-    @property
-    def cancelled(self) -> Path:
-        """The file that says that the jobs were cancelled."""
-        return self.path / "cancelled"
-
-    def restarts(self, array: int, index: int) -> Path:
-        """Return the file that says how often a job had been started again when a trial ended."""
-        return self.path / f"{array}-{index}.restarts"
-
-    def log(self, array: int, index: int) -> Path:
-        """Return the output of a job's batch script, and so of the leader that the script runs."""
-        return self.path / f"{array}-{index}.log"
-
-
-def folder_of(sweep_folder: SweepFolder, submission_id: str) -> SubmissionFolder:
+def folder_of(sweep_folder: SweepFolder, submission_id: str) -> Path:
     """Return the folder of a submission."""
-    return SubmissionFolder(path=sweep_folder.jobs_path / submission_id)
-
-
-def new(
-    sweep: Sweep,
-    profile: Profile,
-    arrays: Sequence[JobArray],
-    first_attempts: Mapping[str, int],
-) -> Submission:
-    """Return a submission by this user, on this host, now.
-
-    Nothing is written, and nothing handed to Slurm yet. `first_attempts` are by trial id.
-    """
-    return Submission(
-        id=time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2),
-        created_at=time.time(),
-        user=user_name(os.getuid()),
-        profile=profile,
-        sweep=sweep,
-        arrays=arrays,
-        first_attempts=first_attempts,
-    )
+    return sweep_folder.jobs_path / submission_id
 
 
 def write(sweep_folder: SweepFolder, submission: Submission) -> None:
@@ -152,18 +108,17 @@ def write(sweep_folder: SweepFolder, submission: Submission) -> None:
     Only its owner can read it: it holds the values of the profile's variables.
     """
     folder = folder_of(sweep_folder, submission.id)
-    make_private_folder(folder.path)
-    content = sealed_text(asdict(submission))
-    write_atomically(folder.file, content, mode=FILE_MODE)
+    make_private_folder(folder)
+    write_atomically(folder / SUBMISSION, sealed_text(asdict(submission)), mode=FILE_MODE)
 
 
-def read(path: Path) -> Submission:
-    """Read a `submission.json`.
+def read(folder: Path) -> Submission:
+    """Read the submission in a folder.
 
     Raises BadInput if the file is not a submission, is not complete, or has another schema.
     """
-    submission = decode_file(Submission, path, SUBMISSION_FORMAT)
-    return replace(submission, is_cancelled=SubmissionFolder(path=path.parent).cancelled.exists())
+    submission = decode_file(Submission, folder / SUBMISSION, SUBMISSION_FORMAT)
+    return replace(submission, is_cancelled=(folder / CANCELLED).exists())
 
 
 def read_all(sweep_folder: SweepFolder) -> list[Submission]:
@@ -174,15 +129,12 @@ def read_all(sweep_folder: SweepFolder) -> list[Submission]:
     """
     submissions = []
     for folder in sweep_folder.jobs_path.glob("*"):
-        path = SubmissionFolder(path=folder).file
         try:
-            path.stat()
+            (folder / SUBMISSION).stat()
         except PermissionError:
             owner = user_name(folder.stat().st_uid)
-            raise BadInput(
-                f"{folder}: only {owner}, who submitted it, may read it; allowed: by {owner}"
-            ) from None
+            raise BadInput(f"{folder}: only {owner}, who submitted it, may read it") from None
         except OSError:  # it was not written
             continue
-        submissions.append(read(path))
+        submissions.append(read(folder))
     return sorted(submissions, key=lambda submission: submission.created_at)

@@ -13,7 +13,7 @@ from harness.render import plan
 from harness.render.console import TerminalConsole
 from harness.render.plan import show_prepared
 from harness.render.run import RunView
-from harness.slurm import submission as submissions
+from harness.slurm.submission import Submission
 from harness.slurm.submit import PreparedSubmission
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
@@ -71,7 +71,7 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     resumed.on_plan([], [])
     resumed.on_plan(sweep.trials(), [])
     assert capsys.readouterr().out.splitlines().count(found) == 1
-    submission = submissions.new(sweep, Profile(), [], {})
+    submission = Submission(sweep=sweep, profile=Profile(), arrays=[], first_attempts={})
     show_prepared(
         TerminalConsole(),
         PreparedSubmission(submission=submission, finished_trials=0, live_trials=0, remarks=[]),

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.core.paths import SweepFolder
 from harness.slurm.packing import JobArray
-from harness.slurm.submission import SubmissionFolder
-from harness.slurm.submit import call_sbatch, job_executor
+from harness.slurm.submission import Submission
+from harness.slurm.submit import array_executor, call_sbatch
+from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import read_records, trial_rows
 from tests.support.commands import harness
 from tests.support.running import line_sweep, wait_until
+from tests.support.sweeps import load
 
 pytestmark = pytest.mark.slurm
 
@@ -41,18 +44,22 @@ def test_values_that_a_shell_would_expand(
 ) -> None:
     """A comment of sbatch, a folder, and a prefix, for a job that runs a single command."""
     monkeypatch.chdir(tmp_path)
-    folder = SubmissionFolder(path=tmp_path / HOSTILE)
-    folder.path.mkdir()
+    folder = SweepFolder(tmp_path / HOSTILE)
     array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[]])
     prefix = ("env", f"A={HOSTILE} \\ ")
     options = SlurmOptions(sbatch={"comment": HOSTILE, "exclusive": False}, prefix=prefix)
-    executor = job_executor(folder, options, array, "hostile", 0)
+    submission = Submission(
+        sweep=load(tmp_path, name="hostile"),
+        profile=Profile(launcher="slurm", device="cpu", slurm=options),
+        arrays=[array],
+        first_attempts={},
+    )
+    executor = array_executor(folder, submission, 0)
     call_sbatch(executor, "exec touch proof")
     assert slurm.run("squeue", "--noheader", "--format=%k") == HOSTILE
     wait_until((tmp_path / "proof").exists)
     wait_until(lambda: not slurm.run("squeue", "-h"))
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == sorted(["proof", folder.path.name])
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.nightly

@@ -7,11 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,8 +41,7 @@ NODE_LOST = Failure(kind="NodeFailure", message="n2")
 
 @pytest.fixture
 def listener() -> JobListener:
-    """In a job whose time limit is an hour away."""
-    return JobListener(time.monotonic() + 3600)
+    return JobListener()
 
 
 def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
@@ -52,7 +49,7 @@ def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
     trial_ids = [trial.id for trial in sweep.trials()]
     array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[trial_ids])
     arrays = [array]
-    return submission.new(sweep, PROFILE, arrays, first_attempts)
+    return Submission(sweep=sweep, profile=PROFILE, arrays=arrays, first_attempts=first_attempts)
 
 
 def make_runner(
@@ -200,16 +197,11 @@ class TestTheExitCode:
 
 
 class TestSignals:
-    def test_near_the_limit_mean_the_time_limit_and_else_a_preemption(
-        self, listener: JobListener
-    ) -> None:
-        """Slurm sends the same signal for both."""
+    def test_precede_the_time_limit_and_a_preemption(self, listener: JobListener) -> None:
         assert listener.stop_reason() is None
         listener.on_signal(SIGNAL, None)
-        assert listener.stop_reason() == "preempted"
-        near_limit = JobListener(time.monotonic() + leader.EARLY_SECONDS / 2)
-        near_limit.on_signal(SIGNAL, None)
-        assert near_limit.stop_reason() == "time limit"
+        listener.on_signal(signal.SIGTERM, None)
+        assert listener.stop_reason() == "time limit or preemption"
 
     def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
         listener.on_signal(signal.SIGTERM, None)
@@ -237,23 +229,6 @@ class TestLead:
         """Lead the submission's only job."""
         leader.lead(str(runner.folder.path), submitted.id, 0, 0)
 
-    def test_counts_the_time_limit_from_the_start_of_the_job(
-        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The lines of the profile's setup come before the leader."""
-        due = []
-
-        def stop(*arguments: Any) -> Runner:
-            due.append(arguments[3].signal_due - time.monotonic())
-            raise JobIsOver("as far as this test goes")
-
-        monkeypatch.setattr(leader, "runner_of", stop)
-        for seconds in ("90", ""):
-            monkeypatch.setenv(leader.SETUP_VARIABLE, seconds)
-            with pytest.raises(JobIsOver):
-                self.lead(runner, submitted)
-        assert due[1] - due[0] == pytest.approx(90, abs=5)
-
     def test_with_an_interface_that_has_no_address_is_over_at_once(
         self, runner: Runner, submitted: Submission
     ) -> None:
@@ -264,7 +239,7 @@ class TestLead:
             self.lead(runner, submitted)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
-        submission.folder_of(runner.folder, submitted.id).cancelled.touch()
+        (submission.folder_of(runner.folder, submitted.id) / submission.CANCELLED).touch()
         with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
@@ -293,7 +268,7 @@ class TestLead:
 
         def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
             signal.raise_signal(SIGNAL)
-            submission.folder_of(running.folder, submitted.id).cancelled.touch()
+            (submission.folder_of(running.folder, submitted.id) / submission.CANCELLED).touch()
             signal.raise_signal(signal.SIGTERM)
             return iter(())
 

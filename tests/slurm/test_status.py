@@ -49,8 +49,9 @@ SQUEUE = """\
 7_0|RUNNING|n[1-2]|NAME|None
 7_1|COMPLETING|n[1-2]|NAME|None
 7_2|PENDING||NAME|JobArrayTaskLimit
-7_[3-5%2]|PENDING||NAME|(Nodes required for job are DOWN, DRAINED or reserved | see sinfo)
-7_6|COMPLETED|n1|NAME|None
+7_3|PENDING||NAME|JobArrayTaskLimit
+7_4|PENDING||NAME|(Nodes required for job are DOWN, DRAINED or reserved | see sinfo)
+7_5|PENDING||NAME|JobArrayTaskLimit
 slurm_load_jobs: Socket timed out on send/recv operation
 """
 NO_FOLDER = SweepFolder(Path("no such sweep"))  # for which no log is read
@@ -71,7 +72,7 @@ def submission(tmp_path: Path) -> Submission:
     arrays = [array]
     first_attempts = {trial.id: 1 for trial in trials}
     profile = Profile(launcher="slurm")
-    return submissions.new(sweep, profile, arrays, first_attempts)
+    return Submission(sweep=sweep, profile=profile, arrays=arrays, first_attempts=first_attempts)
 
 
 def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
@@ -100,7 +101,7 @@ def local_states(
     trials = submission.sweep.trials()
     files = {trials[seed].id: trial_files for seed, trial_files in files_by_seed.items()}
     run_since = 0.0 if runs_locally else None
-    return trial_states(trials, NO_FOLDER, [], files, {}, local_run_since=run_since)
+    return trial_states(trials, NO_FOLDER, [], files, [], local_run_since=run_since)
 
 
 def names(rows: Sequence[TrialState]) -> list[State]:
@@ -116,18 +117,26 @@ def status_of(
 
 
 class TestQueue:
-    def test_expands_arrays_and_skips_lines_that_show_no_job(self) -> None:
-        """Jobs that have ended are skipped too."""
-        queue = queues.parse_squeue(SQUEUE)
+    def test_has_the_jobs_and_skips_lines_that_show_none(self) -> None:
+        queue = {job.id: job for job in queues.parse_squeue(SQUEUE)}
         assert list(queue) == ["5_3", "9", "7_0", "7_1", "7_2", "7_3", "7_4", "7_5"]
-        assert (queue["7_0"].nodes, queue["7_0"].is_pending) == ("n[1-2]", False)
-        assert (queue["7_2"].reason, queue["7_2"].is_pending) == ("JobArrayTaskLimit", True)
+        assert (queue["7_0"].nodes, queue["7_0"].is_running) == ("n[1-2]", True)
+        assert (queue["7_2"].reason, queue["7_2"].is_running) == ("JobArrayTaskLimit", False)
         assert queue["7_4"].reason.endswith("reserved | see sinfo)")
 
-    def test_is_asked_once_for_all_jobs(self) -> None:
-        command = queues.squeue_command(["eva", "adam", "eva"])
-        assert command[:3] == ["squeue", "--user=adam,eva", "--all"]  # hidden partitions too
-        assert not [argument for argument in command if "job" in argument]
+    def test_may_show_pending_jobs_of_an_array_in_one_line(self, submission: Submission) -> None:
+        name = submission.job_name(0)
+        queue = queues.parse_squeue(
+            f"7_0|RUNNING|n1|{name}|None\n7_[1-4,6%2]|PENDING||{name}|Priority\n"
+        )
+        states = [job.state for job in queues.live_jobs([submission], queue).values()]
+        assert states == ["RUNNING", *["PENDING"] * 6]
+
+    @pytest.mark.parametrize("line", ["7_0|RUNNING|n1", "7_0x|RUNNING|n1|NAME|None"])
+    def test_that_shows_a_job_in_part_is_an_error(self, line: str) -> None:
+        """A job that is passed over would count as ended, and its trials would run twice."""
+        with pytest.raises(queues.SlurmDown, match="which is no whole job"):
+            queues.parse_squeue(line)
 
     @pytest.mark.parametrize(
         ("program", "message"),
@@ -140,18 +149,23 @@ class TestQueue:
         ],
     )
     def test_that_does_not_answer_is_an_error(
-        self, program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        program: str,
+        message: str,
+        submission: Submission,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         if program:
             (tmp_path / "squeue").write_text(program, encoding="utf-8")
             (tmp_path / "squeue").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(queues.SlurmDown, match=message):
-            queues.query(["eva"])
+            queues.query([submission])
 
     def test_is_not_asked_about_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
-        assert queues.query([]) == {}
+        assert queues.query([]) == []
 
 
 class TestOfSubmittedTrials:
@@ -165,7 +179,7 @@ class TestOfSubmittedTrials:
         running = rows[0]
         assert (running.job, running.nodes) == ("7_0", "n[1-2]")
         assert (running.step, running.steps, running.throughput) == (30, 100, 512.5)
-        assert rows[2].detail == "JobArrayTaskLimit"
+        assert [rows[seed].detail for seed in (2, 3)] == ["JobArrayTaskLimit"] * 2
         assert rows[6].detail == "ValueError: no"
 
     def test_starting_as_soon_as_the_next_attempt_has_begun(self, submission: Submission) -> None:
@@ -264,9 +278,9 @@ class TestOfTrialsThatWereNotSubmitted:
         rows = trial_states(trials, NO_FOLDER, [submission], files, queue, local_run_since=0.0)
         assert (rows[6].state, rows[6].is_live) == ("running", True)
         assert rows[0].job == "7_0"
-        ended = trial_states(trials, NO_FOLDER, [submission], files, {}, local_run_since=0.0)
+        ended = trial_states(trials, NO_FOLDER, [submission], files, [], local_run_since=0.0)
         assert names(ended) == ["queued"] * 6 + ["running"]
-        assert names(trial_states(trials, NO_FOLDER, [submission], files, {})) == ["lost"] * 7
+        assert names(trial_states(trials, NO_FOLDER, [submission], files, [])) == ["lost"] * 7
 
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
         """A report that is older than the run was left by one that was killed."""
@@ -348,13 +362,13 @@ def test_all_sweeps_that_can_be_read_are_watched(
     submissions.write(results.sweep_folder("theirs"), submission)
 
     def refuse(path: Path) -> Submission:
-        raise BadInput(f"{path.parent}: only bob, who submitted it, may read it; allowed: by bob")
+        raise BadInput(f"{path}: only bob, who submitted it, may read it")
 
     monkeypatch.setattr(submissions, "read", refuse)
     ended = harness("status", "--watch", "--results", str(results.path))
     assert ended.code == 2
     assert ended.out.splitlines()[0] == "mine: 1 trial: 1 done"
-    assert ended.err.endswith("only bob, who submitted it, may read it; allowed: by bob\n")
+    assert ended.err.endswith("only bob, who submitted it, may read it\n")
 
 
 def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
