@@ -269,8 +269,6 @@ def _series_slots(result: Any) -> list[_Slot]:
     slots = [
         _Slot(column="loss", holder=result, key="loss"),
         _Slot(column="step_seconds", holder=result, key="step_seconds"),
-        _Slot(column="epoch_began_at", holder=result, key="epoch_began_at"),
-        _Slot(column="epoch_ended_at", holder=result, key="epoch_ended_at"),
     ]
     groups = {"step_phases": result.get("step_phases")}
     telemetry = result.get("telemetry")

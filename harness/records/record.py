@@ -335,10 +335,6 @@ class RankResult:
     environment: Environment | None = None
     fingerprints: RankFingerprints | None = None  # None where the sweep wants none
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
-    # When each epoch began and ended, seconds since the epoch; at rank 0 alone. The last epoch has no
-    # end if the trial ended within it.
-    epoch_began_at: Series | None = None
-    epoch_ended_at: Series | None = None
 
     @property
     def fingerprinted_steps(self) -> list[int]:

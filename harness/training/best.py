@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,6 +24,10 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.training.checkpoint import describe_file, make_buffers
 from harness.training.fingerprint import full_tensor
+from harness.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from harness.training.build import TrialParts
 
 SCHEMA = "4.0"
 FORMAT = FileFormat(name="seal of the best weights", schema=SCHEMA, is_sealed=True)
@@ -40,47 +44,44 @@ class BestSeal:
     files: Mapping[str, str]  # SHA-256 of each file
 
 
-def gather_state(model: nn.Module, *, keeps: bool) -> dict[str, Any]:
-    """Return a copy of the model's whole state on the CPU; every rank must take part.
+def save_best(parts: TrialParts, state: TrainingState) -> None:
+    """Save the weights as the best so far; every rank must call this, and rank 0 writes.
 
-    Shards are gathered one after the other, and ranks that do not keep them return none.
+    What can't be written costs a line and no trial.
     """
-    state: dict[str, Any] = {}
-    for name, value in model.state_dict().items():
+    is_writer = parts.mesh.ranks.is_rank_0
+    weights: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {"others": {}, "buffers": {}, "workload": parts.workload_state.save()}
+    # Shards are gathered one after the other, and ranks that do not write keep none.
+    for name, value in parts.model.state_dict().items():
         whole = full_tensor(value) if isinstance(value, Tensor) else value
-        if keeps:
-            state[name] = whole.contiguous().clone() if isinstance(whole, Tensor) else whole
-    return state
+        is_weight = isinstance(whole, Tensor) and whole.layout is torch.strided
+        if is_writer and is_weight:
+            weights[name] = whole.contiguous().clone()
+        elif is_writer:
+            rest["others"][name] = whole
+    if not is_writer:
+        return
+    for name, buffer in parts.model.named_buffers():
+        if name not in weights and name not in rest["others"]:
+            rest["buffers"][name] = buffer.detach().cpu()
+    folder = parts.folder.best_checkpoints
+    try:
+        write_best(folder, parts.assignment.trial.id, state.step, weights, rest)
+        state.best_saved_step = state.step
+    except Exception as error:  # of the disk, or a tensor that safetensors does not know
+        state.note_unsaved(f"the best model, step {state.step}, was not saved: {one_line(error)}")
 
 
 def write_best(
-    folder: Path,
-    trial: str,
-    step: int,
-    state: Mapping[str, Any],
-    model: nn.Module,
-    workload: Mapping[str, Any],
+    folder: Path, trial: str, step: int, weights: dict[str, Tensor], rest: dict[str, Any]
 ) -> None:
     """Write the weights in place of earlier ones; raises StorageError and OSError."""
     aside = folder.with_name(f".{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
-    tensors: dict[str, Tensor] = {}
-    others: dict[str, Any] = {}
-    for name, value in state.items():
-        is_weight = isinstance(value, Tensor) and value.layout is torch.strided
-        if is_weight:
-            tensors[name] = value
-        else:
-            others[name] = value
-    buffers = {name: buffer.detach().cpu() for name, buffer in model.named_buffers()}
-    rest = {
-        "others": others,
-        "buffers": {name: buffer for name, buffer in buffers.items() if name not in state},
-        "workload": dict(workload),
-    }
     with writing(folder):
         aside.mkdir(parents=True)
-        save_file(tensors, aside / WEIGHTS_FILE)
+        save_file(weights, aside / WEIGHTS_FILE)
         torch.save(rest, aside / REST_FILE)
         files = {name: describe_file(aside / name)[1] for name in (WEIGHTS_FILE, REST_FILE)}
         seal = BestSeal(trial=trial, step=step, files=files)
@@ -102,23 +103,10 @@ def read_best(folder: Path, trial: str) -> BestSeal:
     if seal.trial != trial:
         raise BadFile(f"{folder}: trial: found {seal.trial}; allowed: {trial}")
     for name, digest in seal.files.items():
-        try:
-            _, present = describe_file(folder / name)
-        except OSError as error:
-            raise BadFile(f"{folder / name}: can't be read: {error.strerror}") from error
-        if present != digest:
-            raise BadFile(
-                f"{folder / name}: found SHA-256 {present[:12]}; allowed: {digest[:12]}: it is damaged"
-            )
+        path = folder / name
+        if not path.exists() or describe_file(path)[1] != digest:
+            raise BadFile(f"{path}: found another SHA-256 than its seal has: it is damaged")
     return seal
-
-
-def best_step(folder: Path) -> int | None:
-    """Return the step of the weights in a folder, None where there are none."""
-    try:
-        return decode_file(BestSeal, folder / SEAL_FILE, FORMAT).step
-    except BadFile:
-        return None
 
 
 def load_best(folder: Path, model: nn.Module) -> dict[str, Any]:
@@ -132,12 +120,9 @@ def load_best(folder: Path, model: nn.Module) -> dict[str, Any]:
     except Exception as error:
         raise BadCheckpoint(f"{folder}: can't be read: {one_line(error)}") from error
     state = {**weights, **rest["others"]}
-    present = {name for name, _ in model.named_parameters()}
-    buffers = {**rest["buffers"]}
-    for name, value in weights.items():
-        if name not in present:
-            buffers[name] = value
-    make_buffers(model, buffers, state)
+    parameters = dict(model.named_parameters())
+    persistent = {name: value for name, value in weights.items() if name not in parameters}
+    make_buffers(model, {**rest["buffers"], **persistent}, state)
     model.load_state_dict(state)
     with torch.no_grad():
         for name, buffer in model.named_buffers():

@@ -15,9 +15,9 @@ import os
 import random
 import shutil
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ SEAL_FORMAT = FileFormat(name="checkpoint's seal", schema=SEAL_SCHEMA, is_sealed
 KEPT = 2  # checkpoints of a folder, where nothing else is said
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
-SHOWN_DIGITS = 12  # of a digest, in errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +64,6 @@ class RankSeal:
     unsaved: str | None = None
 
 
-def checkpoint_name(step: int) -> str:
-    """Return the name of a checkpoint's folder; names sort as steps do."""
-    return f"step-{step:09d}"
-
-
 @dataclass(kw_only=True)
 class Checkpointer:
     """Saves and restores everything that a resumed trial depends on; every rank must call both."""
@@ -84,20 +78,15 @@ class Checkpointer:
     workload_state: WorkloadState
     unsaved_state: UnsavedState  # what training changes and no checkpoint has
     conditions: Mapping[str, str]  # that must be the same for a trial to resume
-    series: SeriesFile = field(init=False)
 
     def __post_init__(self) -> None:
         """Agree on the attempt's number, by which its files know each other."""
         drawn = int.from_bytes(os.urandom(7), "little")
         self._attempt = self.mesh.broadcast_from_rank_0(drawn)
-        self._unsaved: str | None = None
-        self._has_looked = False
-        self.series = SeriesFile(self.folder.resume_checkpoints / f"rank{self._rank}.series")
-
-    @property
-    def _rank(self) -> int:
-        """Return this rank's number."""
-        return self.mesh.ranks.rank
+        self._rank = self.mesh.ranks.rank
+        self._has_model = self.strategy.shards_parameters or self._rank == 0
+        self._checkpoints = self.folder.resume_checkpoints
+        self._series = SeriesFile(self._checkpoints / f"rank{self._rank}.series")
 
     # Saving
 
@@ -122,35 +111,34 @@ class Checkpointer:
     def capture(self, state: TrainingState, interrupted_by: str | None = None) -> dict[str, Any]:
         """Return a copy on the CPU of all that this rank saves of now.
 
-        Where ranks have replicas, only rank 0 saves the model and its optimizers. Every rank must call
+        Where ranks have replicas, only rank 0 saves the model and its optimizer. Every rank must call
         this.
         """
-        self._find_unsaved()
-        has_own_part = self.strategy.shards_parameters or self._rank == 0
-        model = self.model.state_dict() if has_own_part else {}
-        optimizer = self.optimizer.state_dict() if has_own_part else {}
+        modules, parameters = self.model.named_modules(), self.model.named_parameters()
+        schedule = {} if self.schedule is None else self.schedule.state_dict()
         content = {
             "step": state.step,
             "at": time.time(),
             "by": interrupted_by,
             "state": state.to_dict(),
-            "model": model,
+            "model": self.model.state_dict() if self._has_model else {},
             # Those that are in no state dict count too, and each rank may have its own.
             "buffers": dict(self.model.named_buffers()),
-            "modes": {name: module.training for name, module in self.model.named_modules()},
-            "requires_grad": {
-                name: parameter.requires_grad for name, parameter in self.model.named_parameters()
-            },
-            "optimizer": optimizer,
-            "schedule": _schedule_state(self.schedule),
+            "modes": {name: module.training for name, module in modules},
+            "requires_grad": {name: parameter.requires_grad for name, parameter in parameters},
+            "optimizer": self.optimizer.state_dict() if self._has_model else {},
+            # Without its functions, with which it is made again.
+            "schedule": {name: value for name, value in schedule.items() if not callable(value)},
             "scaler": self.scaler.state(),
             "workload": self.workload_state.save(),
             "random": _random_state(),
+            "unsaved": self.unsaved,
         }
         copied: dict[str, Any] = _copied(content)
         if self.mesh.device.type == "cuda":
             torch.cuda.synchronize()
-        copied["rows"] = self.series.rows_since_last(state)
+        copied["first_row"] = self._series.written
+        copied["rows"] = state.rows(self._series.written)
         return copied
 
     def write(self, content: dict[str, Any]) -> int:
@@ -158,30 +146,28 @@ class Checkpointer:
 
         A thread may call it. Raises StorageError and OSError.
         """
-        step = content["step"]
-        folder = self.folder.resume_checkpoints / checkpoint_name(step)
+        folder = self._step_folder(content["step"])
         path, seal_path = folder / f"rank{self._rank}.pt", folder / f"rank{self._rank}.seal"
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
             seal_path.unlink(missing_ok=True)  # of another attempt
-            self.series.append(content["rows"])
-            saved = {name: value for name, value in content.items() if name != "rows"}
+            self._series.append(content.pop("first_row"), content.pop("rows"))
             with path.open("wb") as file:
-                torch.save(saved, file)
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
             size, digest = describe_file(path)
             seal = RankSeal(
-                step=step,
-                ranks=self.mesh.ranks.world_size,
+                step=content["step"],
+                ranks=self.mesh.size,
                 attempt=self._attempt,
                 size=size,
                 sha256=digest,
                 conditions=self.conditions,
-                unsaved=self._unsaved,
+                unsaved=content["unsaved"],
             )
             write_atomically(seal_path, sealed_text(asdict(seal)))
-            fsync_folder(folder.parent)
+            fsync_folder(self._checkpoints)
         return size
 
     def remove_old(self, step: int, keep: int) -> None:
@@ -191,27 +177,20 @@ class Checkpointer:
         """
         if self._rank != 0:
             return
-        checkpoints = _newest_first(self.folder.resume_checkpoints)
-        kept = [path for path in checkpoints if path.name <= checkpoint_name(step)][:keep]
+        newest = self._step_folder(step)
+        checkpoints = self._newest_first()
+        kept = [path for path in checkpoints if path <= newest][:keep]
         for path in checkpoints:
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
+    @cached_property
     def unsaved(self) -> str | None:
-        """Return why a trial can't resume from a checkpoint of now, None if it can."""
-        self._find_unsaved()
-        return self._unsaved
-
-    def _find_unsaved(self) -> None:
-        """Find once what training has changed and no checkpoint has, and say so in the log."""
-        if self._has_looked:
-            return
-        self._has_looked = True
-        self._unsaved = self.unsaved_state.find()
-        if self._unsaved is not None:
-            print(
-                f"an attempt that is stopped starts again from step 0: {self._unsaved}", flush=True
-            )
+        """What training has changed by the first save and no checkpoint has; None if trials can resume."""
+        problem = self.unsaved_state.find()
+        if problem is not None:
+            print(f"an attempt that is stopped starts again from step 0: {problem}", flush=True)
+        return problem
 
     # Resuming
 
@@ -227,97 +206,77 @@ class Checkpointer:
         step = self._newest_common_step(faults)
         for fault in faults:
             print(f"not resumed from {fault}", flush=True)
-        if step is None:
-            state.refused_checkpoints = faults
-            self.series.truncate(0)
-            return
-        content = self._restore(step, rehearse_step)
-        state.resume_from(content["state"], self.series.read(step))
-        for fault in faults:
-            if fault not in state.refused_checkpoints:
-                state.refused_checkpoints.append(fault)
-        interruption = Interruption(
-            step=step,
-            at=content["at"],
-            signal=content["by"],
-            lost_seconds=max(0.0, time.time() - content["at"]),
-        )
-        state.interruptions.append(interruption)
+        if step is not None:
+            content = self._restore(step, rehearse_step)
+            state.resume_from(content["state"], self._series.read(step))
+            lost_seconds = max(0.0, time.time() - content["at"])
+            interruption = Interruption(
+                step=step, at=content["at"], signal=content["by"], lost_seconds=lost_seconds
+            )
+            state.interruptions.append(interruption)
+        if self._rank == 0:  # what one rank says is enough
+            state.refused_checkpoints = [*dict.fromkeys([*state.refused_checkpoints, *faults])]
 
     def _newest_common_step(self, faults: list[str]) -> int | None:
         """Return the newest step whose files all ranks hold, None if there is none.
 
         `faults` gets why this rank has passed over newer ones, a line each.
         """
-        checkpoints = _newest_first(self.folder.resume_checkpoints)
-        if self._rank != 0:  # what one rank says is enough
-            faults = []
+        candidates = self._newest_first()
         while True:
-            seal = self._newest_sound(checkpoints, faults)
-            (step,) = self.mesh.all_reduce_min(-1 if seal is None else seal.step)
-            if step < 0:
+            step, attempt = self._newest_sound(candidates, faults)
+            lowest, attempt_low, highest, attempt_high = self.mesh.all_reduce_min(
+                step, attempt, -step, -attempt
+            )
+            if lowest < 0:
                 return None
-            path = self.folder.resume_checkpoints / checkpoint_name(step)
-            if seal is None or seal.step != step:
-                seal = self._newest_sound([path], faults)
-            attempt = -1 if seal is None else seal.attempt
-            lowest, negated_highest = self.mesh.all_reduce_min(attempt, -attempt)
-            if lowest >= 0 and lowest == -negated_highest:
-                return step
-            faults.append(f"{path}: found files that do not belong together or are not whole")
-            checkpoints = [other for other in checkpoints if other.name < path.name]
+            if lowest == -highest and attempt_low == -attempt_high:
+                return lowest
+            limit = self._step_folder(lowest)
+            if lowest == -highest:
+                faults.append(f"{limit}: found files of several attempts")
+                candidates = [path for path in candidates if path < limit]
+            elif step > lowest:
+                faults.append(f"{self._step_folder(step)}: another rank can't resume from it")
+                candidates = [path for path in candidates if path <= limit]
 
-    def _newest_sound(self, checkpoints: Sequence[Path], faults: list[str]) -> RankSeal | None:
-        """Return this rank's seal of the first of some checkpoints that is sound, None if none is."""
-        for path in checkpoints:
-            seal_path = path / f"rank{self._rank}.seal"
+    def _newest_sound(self, candidates: list[Path], faults: list[str]) -> tuple[int, int]:
+        """Return step and attempt of the first checkpoint whose file of this rank is sound, -1 for none."""
+        for folder in candidates:
+            seal_path = folder / f"rank{self._rank}.seal"
             if not seal_path.exists():  # the save was never finished
                 continue
             try:
                 seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
-            except BadInput as error:
-                faults.append(str(error))
-                continue
-            fault = self._find_fault(path, seal)
+                fault = self._find_fault(folder, seal)
+            except (BadInput, OSError) as error:
+                fault = one_line(error)
             if fault is None:
-                return seal
-            faults.append(f"{path}: {fault}")
-        return None
+                return seal.step, seal.attempt
+            faults.append(f"{folder}: {fault}")
+        return -1, -1
 
     def _find_fault(self, folder: Path, seal: RankSeal) -> str | None:
         """Return why this rank can't resume from its own file of a checkpoint, None if it can."""
         if seal.unsaved is not None:
             return seal.unsaved
-        if seal.ranks != self.mesh.ranks.world_size:
-            return f"ranks: found {seal.ranks}; allowed: {self.mesh.ranks.world_size}"
+        if seal.ranks != self.mesh.size:
+            return f"ranks: found {seal.ranks}; allowed: {self.mesh.size}"
         mismatch = find_mismatch(seal.conditions, self.conditions)
         if mismatch is not None:
             return mismatch
-        path = folder / f"rank{self._rank}.pt"
-        try:
-            size, digest = describe_file(path)
-        except OSError as error:
-            return f"{path.name}: can't be read: {error.strerror}"
-        if size != seal.size:
-            return f"{path.name}: found {size} bytes; allowed: {seal.size}"
-        if digest != seal.sha256:
-            return (
-                f"{path.name}: found SHA-256 {digest[:SHOWN_DIGITS]}; allowed:"
-                f" {seal.sha256[:SHOWN_DIGITS]}: it is damaged"
-            )
-        if self.series.rows() < seal.step:
-            return (
-                f"{self.series.path.name}: found {self.series.rows()} steps; allowed: {seal.step}"
-            )
+        name = f"rank{self._rank}.pt"
+        if describe_file(folder / name) != (seal.size, seal.sha256):
+            return f"{name}: found another size or SHA-256 than its seal has: it is damaged"
+        if self._series.steps() < seal.step:
+            return f"{self._series.path.name}: found {self._series.steps()} steps"
         return None
 
     def _restore(self, step: int, rehearse_step: Callable[[], None]) -> dict[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
-        folder = self.folder.resume_checkpoints / checkpoint_name(step)
+        folder = self._step_folder(step)
         content = _load(folder / f"rank{self._rank}.pt")
-        shared = content
-        if not self.strategy.shards_parameters and self._rank != 0:
-            shared = _load(folder / "rank0.pt")
+        shared = content if self._has_model else _load(folder / "rank0.pt")
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(step, self.strategy.arranging_steps)):
             rehearse_step()
@@ -339,13 +298,21 @@ class Checkpointer:
         """Restore the model's whole state, and the buffers that this rank had."""
         make_buffers(self.model, buffers, saved)
         present = self.model.state_dict()
-        state: OrderedDict[str, Any] = OrderedDict()
         for name, value in saved.items():
-            state[name] = _sharded_like(present.get(name), value)
-        state._metadata = getattr(saved, "_metadata", {})  # type: ignore[attr-defined]
-        self.model.load_state_dict(state)
+            present[name] = _sharded_like(present.get(name), value)
+        self.model.load_state_dict(present)
         for name, buffer in self.model.named_buffers():
             buffer.copy_(buffers[name])
+
+    # Folders
+
+    def _step_folder(self, step: int) -> Path:
+        """Return the folder of a checkpoint; names sort as steps do."""
+        return self._checkpoints / f"step-{step:09d}"
+
+    def _newest_first(self) -> list[Path]:
+        """Return the folders of all checkpoints, those with the most steps first."""
+        return sorted(self._checkpoints.glob("step-*"), reverse=True)
 
 
 def make_buffers(model: nn.Module, buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
@@ -370,16 +337,8 @@ def describe_file(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder, those with the most steps first."""
-    return sorted(folder.glob("step-*"), key=lambda path: path.name, reverse=True)
-
-
 def _load(path: Path) -> dict[str, Any]:
-    """Return what a rank has written; raises BadCheckpoint.
-
-    The values are copied into memory of torch's own, which is aligned as all other tensors are.
-    """
+    """Return what a rank has written; raises BadCheckpoint."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, zip files or the disk
@@ -393,21 +352,15 @@ def _copied(value: Any) -> Any:
     Of a sharded tensor it is this rank's part. Functions and other objects are left out: `UnsavedState`
     says what that means for the trial.
     """
-    if isinstance(value, Tensor):
-        if hasattr(value, "to_local"):
-            return {SHARD: _copied(value.to_local())}
-        value = value.detach()
-        if not value.is_cuda:
-            return value.clone()
+    if hasattr(value, "to_local"):  # a DTensor
+        return {SHARD: _copied(value.to_local())}
+    if isinstance(value, Tensor) and value.is_cuda:
         copy = torch.empty_like(value, device="cpu", pin_memory=True)
-        return copy.copy_(value, non_blocking=True)
+        return copy.copy_(value.detach(), non_blocking=True)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
     if isinstance(value, dict):
-        copied: OrderedDict[Any, Any] = OrderedDict()
-        for key, item in value.items():
-            copied[key] = _copied(item)
-        if hasattr(value, "_metadata"):
-            copied._metadata = value._metadata  # type: ignore[attr-defined]
-        return copied
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_copied(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
@@ -437,24 +390,14 @@ def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     parameters = [part for group in optimizer.param_groups for part in group["params"]]
     states = {}
     for number, values in saved["state"].items():
-        states[number] = {
-            key: _sharded_like(parameters[number], value) for key, value in values.items()
-        }
-    groups = []
-    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        placed = dict(saved_group)
+        like = parameters[number]
+        states[number] = {key: _sharded_like(like, value) for key, value in values.items()}
+    groups = [dict(group) for group in saved["param_groups"]]
+    for group, present in zip(groups, optimizer.param_groups, strict=True):
         for key, value in group.items():
-            if isinstance(value, Tensor) and isinstance(placed.get(key), Tensor):
-                placed[key] = placed[key].to(value.device)
-        groups.append(placed)
-    return {**saved, "state": states, "param_groups": groups}
-
-
-def _schedule_state(schedule: LRScheduler | None) -> dict[str, Any] | None:
-    """Return the state of a schedule without its functions, with which it is made again."""
-    if schedule is None:
-        return None
-    return {name: value for name, value in schedule.state_dict().items() if not callable(value)}
+            if isinstance(value, Tensor):  # such as a rate that CUDA graphs read
+                group[key] = value.to(present[key].device)
+    return {"state": states, "param_groups": groups}
 
 
 def _random_state() -> dict[str, Any]:

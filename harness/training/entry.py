@@ -1,15 +1,15 @@
 """How a rank begins: it checks what it was given, joins the other ranks and loads the workload.
 
-Most libraries read an environment variable once, when they are loaded. So a rank must not only have
-the variables that its cell assigns: the process that loaded torch must have begun with them. That
-is the rank itself, or the forkserver that it was forked from.
+Most libraries read an environment variable once, when they are loaded. So launchers start the process
+that loads torch with the variables that the cell assigns: the rank itself, or the forkserver that it is
+forked from.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
+from harness.records.environment import Environment, describe_environment
 from harness.spec.environment import PREFIX, Variables
-from harness.spec.files import check_code, check_files
+from harness.spec.files import check_code, check_files, describe_dynamic_files
 from harness.training.determinism import naming_refusals, prepare_environment
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
@@ -48,7 +49,9 @@ def joined(
     """
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
-    device = prepare_device(assignment, ranks)
+    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
+    prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
+    device = choose_device(assignment.device, ranks, assignment.lane.gpus)
     needed = strategy_class(axes.strategy).needs_process_group
     with (
         naming_refusals(axes),
@@ -65,18 +68,16 @@ def prepare_rank(folder: TrialFolder) -> Assignment:
     Raises NotApplied if interpreter or environment are not those that the cell asks for.
     """
     assignment = read_assignment(folder.assignment_path)
-    check_interpreter(assignment)
+    axes = assignment.trial.cell.axes
+    if assignment.interpreter not in (None, sys.executable):
+        raise NotApplied(
+            f"stack={axes.stack} had no effect: the rank runs under {sys.executable}, and the"
+            f" stack's interpreter is {assignment.interpreter}"
+        )
     check_variables(assignment.trial.cell.environment)
     bind_to_cores(assignment.lane.cores)
-    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
+    torch.set_num_threads(axes.num_threads)
     return assignment
-
-
-def prepare_device(assignment: Assignment, ranks: Ranks) -> torch.device:
-    """Return this rank's device, after setting what its cell wants of libraries that begin with it."""
-    may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
-    prepare_environment(assignment.trial.cell.axes, on_gpu=may_use_gpu)
-    return choose_device(assignment.device, ranks, assignment.lane.gpus)
 
 
 def load_workload(assignment: Assignment) -> Workload:
@@ -112,25 +113,16 @@ def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment
     return replace(assignment, trial=replace(assignment.trial, cell=replace(cell, axes=axes)))
 
 
-def check_interpreter(assignment: Assignment) -> None:
-    """Raise NotApplied unless this process runs under the interpreter of its cell's stack."""
-    if assignment.interpreter is not None and assignment.interpreter != sys.executable:
-        raise NotApplied(
-            f"stack={assignment.trial.cell.axes.stack} had no effect: the rank runs under"
-            f" {sys.executable}, and the stack's interpreter is {assignment.interpreter}"
-        )
-
-
 def check_variables(assigned: Variables) -> None:
-    """Raise NotApplied unless this process has the variables, began with them, and torch obeys them.
+    """Raise NotApplied unless this process has the variables of its cell, and torch obeys them.
 
     Of torch's own, ATEN_CPU_CAPABILITY is checked: torch takes a value that it does not know for none,
     with a warning only.
     """
-    _check("this rank has", assigned, os.environ)
-    initial = read_initial_environment()
-    if initial is not None:
-        _check("the process that loaded torch began with", assigned, initial)
+    for name, value in assigned.items():
+        if os.environ.get(name) != value:
+            found = os.environ.get(name, "unset")
+            raise NotApplied(f"{PREFIX}{name}={value or 'unset'} was not passed on: found {found}")
     value = assigned.get(CPU_CAPABILITY)
     if value is None:
         return
@@ -139,6 +131,19 @@ def check_variables(assigned: Variables) -> None:
     names = {"default": ("DEFAULT", "NO AVX")}.get(value, (value.upper(),))
     if capability not in names:
         raise NotApplied(f"{PREFIX}{CPU_CAPABILITY}={value} had no effect: torch uses {capability}")
+
+
+def environment_of(assignment: Assignment) -> Environment:
+    """Return this process's environment, with the parts that only the launcher knows."""
+    cell = assignment.trial.cell
+    return replace(
+        describe_environment(assignment.packages, axes=cell.environment),
+        code=assignment.code,
+        mlflow=assignment.mlflow,
+        repository=assignment.repository,
+        installed=assignment.installed,
+        dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),
+    )
 
 
 def read_initial_environment() -> dict[str, str] | None:
@@ -153,18 +158,3 @@ def read_initial_environment() -> dict[str, str] | None:
         if equals:
             variables[os.fsdecode(name)] = os.fsdecode(value)
     return variables
-
-
-def _check(whose: str, assigned: Variables, actual: Mapping[str, str]) -> None:
-    """Raise NotApplied for the first variable whose actual value is another one."""
-    for name, value in assigned.items():
-        if actual.get(name) != value:
-            raise NotApplied(
-                f"{PREFIX}{name}={_shown(value)} was not passed on: {whose}"
-                f" {name} {_shown(actual.get(name))}"
-            )
-
-
-def _shown(value: str | None) -> str:
-    """Return a value as a sweep file has it, for errors."""
-    return "unset" if value is None else value

@@ -17,10 +17,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,53 +40,34 @@ class ProgressFile:
 
     def __init__(self, path: Path, total_steps: int | None, *, is_writer: bool) -> None:
         self._path = path
-        self._total_steps = total_steps  # None of a script that decides itself how long it trains
+        # What reports say until it is replaced. A script may decide itself how many steps it trains.
+        self._facts: dict[str, Any] = {"steps": total_steps}
         self._is_writer = is_writer
         self._last_report = 0.0  # of training, on the monotonic clock
-        # The newest samples/s and loss; they stay in the file until there are newer ones.
-        self._pace: dict[str, float] = {}
-        self._saved: dict[str, float] = {}
-        self._slowest = 0.0  # seconds of the longest segment so far
 
     def note_segment(self, seconds: float) -> None:
         """Have reports say how long the longest segment of training took."""
-        self._slowest = max(self._slowest, seconds)
+        self._facts["slowest"] = max(seconds, self._facts.get("slowest", 0.0))
+
+    def note_saved(self, step: int, at: float) -> None:
+        """Have reports say up to which step nothing would be lost, and when that was saved."""
+        self._facts |= {"saved_step": step, "saved_at": at}
 
     def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
         """Report that a segment of training is over, unless another was reported just before.
 
-        Segments are short at the start of a trial, and where epochs are short.
+        Segments are short at the start of a trial.
         """
         now = time.monotonic()
-        if now - self._last_report <= SECONDS_BETWEEN_REPORTS:
-            return
-        self._last_report = now
-        self._pace = {"rate": samples_per_second}
-        if loss is not None:
-            self._pace["loss"] = loss
-        self.report("train", step)
-
-    def note_saved(self, step: int, at: float) -> None:
-        """Have reports say up to which step nothing would be lost, and when that was saved."""
-        self._saved = {"saved_step": step, "saved_at": at}
+        if now - self._last_report > SECONDS_BETWEEN_REPORTS:
+            self._last_report = now
+            self._facts |= {"rate": samples_per_second, "loss": loss}
+            self.report("train", step)
 
     def report(self, phase: str, step: int) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps."""
-        # The results may have been moved, which the runner notices: they are not begun again here.
-        if not self._is_writer or not self._path.parent.exists():
-            return
-        content = {
-            "phase": phase,
-            "step": step,
-            "steps": self._total_steps,
-            "at": time.time(),
-            **self._pace,
-            **self._saved,
-        }
-        if self._slowest:
-            content["slowest"] = self._slowest
-        with suppress(OSError, StorageError):  # a full disk keeps no trial from training
-            write_atomically(self._path, json.dumps(content), durable=False)
+        if self._is_writer:
+            _replace(self._path, {"phase": phase, "step": step, "at": time.time(), **self._facts})
 
 
 @contextmanager
@@ -96,29 +78,27 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     rank writes its stacks to its log if it is asked to.
     """
     path = folder.heartbeat_path(ranks.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
     created = psutil.Process().create_time()
     ended = threading.Event()
     period = heartbeat_seconds(ranks.world_size)
 
     def beat() -> None:
-        """Write heartbeats until the block ends; one that can't be written is missed."""
+        """Write heartbeats until the block ends."""
         pause = period * (ranks.rank + 1) / ranks.world_size
         was_asked = False
         while not ended.is_set():
-            with suppress(OSError, StorageError):
-                heartbeat = Heartbeat(
-                    rank=ranks.rank,
-                    host=ranks.host,
-                    pid=os.getpid(),
-                    created=created,
-                    step=state.step,
-                    in_step=state.in_step,
-                    position=_position(threading.main_thread()),
-                    at=time.time(),
-                )
-                # The results may have been moved, which the runner notices.
-                if path.parent.exists():
-                    write_atomically(path, json.dumps(asdict(heartbeat)), durable=False)
+            heartbeat = Heartbeat(
+                rank=ranks.rank,
+                host=ranks.host,
+                pid=os.getpid(),
+                created=created,
+                step=state.step,
+                in_step=state.in_step,
+                position=_position(threading.main_thread()),
+                at=time.time(),
+            )
+            _replace(path, asdict(heartbeat))
             is_asked = folder.stacks_request.exists()
             if is_asked and not was_asked:
                 faulthandler.dump_traceback()
@@ -126,7 +106,6 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
             ended.wait(pause)
             pause = period
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -134,6 +113,17 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     finally:
         ended.set()
         thread.join(END_SECONDS)
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file in place of the last one; one that can't be written is missed.
+
+    A full disk keeps no trial from training. The results may have been moved, which the runner notices:
+    they are not begun again here.
+    """
+    with suppress(OSError, StorageError):
+        if path.parent.exists():
+            write_atomically(path, json.dumps(content), durable=False)
 
 
 def _position(thread: threading.Thread) -> str:

@@ -7,12 +7,9 @@ own, and nothing is left in the model, the strategy or the training step between
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -20,15 +17,12 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.paths import TrialFolder, write_atomically
-from harness.records.record import RankFingerprints, StepFingerprint
+from harness.records.record import StepFingerprint
 from harness.records.trace import (
     AFTER_MICRO_STEPS,
     Mark,
     Recording,
     combine,
-    decode,
-    digest_bytes,
     encode,
     value_name,
     values_path,
@@ -36,10 +30,10 @@ from harness.records.trace import (
 from harness.spec.cell import Fingerprints
 from harness.training.build import TrialParts
 from harness.training.epoch import Indices
-from harness.training.fingerprint import full_tensors
+from harness.training.fingerprint import add_tensor, full_tensor
 from harness.training.state import TrainingState
 from harness.training.step import StepObserver
-from harness.training.train import Hooks, Segment
+from harness.training.train import Hooks
 from workloads.base import Batch
 
 # What says how an optimizer computes and not what, and what schedules add to its settings.
@@ -65,12 +59,12 @@ class Recorder(StepObserver, Hooks):
         self._recording = recording
         self._rank = parts.mesh.ranks.rank
         self._path = path
-        _keep_marks_before(path, state.step)
-        self._file = path.open("a", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._file.truncate(state.marks_bytes)  # what follows the checkpoint is recorded again
         self._values: dict[str, Tensor] = {}
         self._micro_step = 0  # that is under way, counted from 1
         self._step = 0  # that is under way, counted from 1
-        self._evaluations = 0  # that are recorded
         self._local_gradients: list[tuple[str, str]] = []  # names and digests
         self._phase_digests: dict[str, xxhash.xxh3_128] = {}  # of the step that is under way
         self._stop_watching: Callable[[], None] | None = None  # the strategy's local gradients
@@ -78,15 +72,9 @@ class Recorder(StepObserver, Hooks):
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._detach()
-        if error is None:
-            self._record_evaluations()
+        self._record_evaluations()
         self._file.close()
         if self._recording.values:
             from safetensors.torch import save_file
@@ -97,20 +85,14 @@ class Recorder(StepObserver, Hooks):
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
+        parts = self._parts
+        self._detach()
         if self._recording.includes(state.step + 1):
-            parts = self._parts
             parts.train_step.observer = self
-            if self._stop_watching is None:
-                self._stop_watching = parts.strategy.watch_local_gradients(
-                    parts.model, self._on_local_gradient
-                )
-        else:
-            self._detach()
+            self._stop_watching = parts.strategy.watch_local_gradients(
+                parts.model, self._on_local_gradient
+            )
         return self._recording.end_of_run(state.step, stop)
-
-    def after_segment(self, state: TrainingState, segment: Segment) -> None:
-        """Record the evaluations since the last segment."""
-        self._record_evaluations()
 
     def _detach(self) -> None:
         """Have the coming steps run as if there were no recorder."""
@@ -126,7 +108,7 @@ class Recorder(StepObserver, Hooks):
         self._phase_digests.clear()
         self._write("parameters", self._parameters())
         if self._rank == 0:  # DDP's other ranks get its buffers in the forward
-            self._write_if_any("buffers before", self._parts.model.named_buffers())
+            self._write("buffers before", self._parts.model.named_buffers())
         self._write("samples", [("sample ids", torch.tensor(indices))])
 
     def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
@@ -156,8 +138,9 @@ class Recorder(StepObserver, Hooks):
     def after_step(self, step: int) -> None:
         if self._parts.train_step.after_step is not None:
             self._write("after_step", self._parameters())
-        self._write_if_any("workload state", self._parts.workload_state.tensors())
+        self._write("workload state", self._parts.workload_state.tensors())
         self._file.flush()
+        self._state.marks_bytes = self._file.tell()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
         self._state.fingerprints.append(StepFingerprint(step=self._step, digests=digests))
 
@@ -166,66 +149,56 @@ class Recorder(StepObserver, Hooks):
         self._local_gradients.append((name, self._digest("backward", name, gradient)))
 
     def _record_evaluations(self) -> None:
-        """Record the evaluations that have taken place since the last call."""
-        for evaluation in self._state.evaluations[self._evaluations :]:
+        """Record all evaluations, at the end: no checkpoint has those of the trace."""
+        for evaluation in self._state.evaluations:
             self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
             metrics = []
             for name, value in evaluation.all_metrics.items():
                 metrics.append((name, torch.tensor(value, dtype=torch.float64)))
             self._write("evaluation", metrics)
-        self._evaluations = len(self._state.evaluations)
-        self._file.flush()
 
-    # Tensors, a few at a time: all of them unsharded would not fit where FSDP2 is needed
+    # Tensors, one at a time: all of them unsharded would not fit where FSDP2 is needed
 
     def _parameters(self) -> Named:
-        """Return the parameters, unsharded, by name."""
-        return full_tensors(self._parts.model.named_parameters())
+        """Yield the parameters by name."""
+        return self._parts.model.named_parameters()
 
     def _gradients(self) -> Named:
-        """Return the gradients that all ranks have summed up, unsharded, by name."""
-        gradients = []
+        """Yield the gradients that all ranks have summed up, by name."""
         for name, parameter in self._parts.model.named_parameters():
             if parameter.grad is not None:
-                gradients.append((name, parameter.grad))
-        return full_tensors(gradients)
+                yield name, parameter.grad
 
     def _optimizer_state(self) -> Named:
-        """Return the tensors of the optimizer's state, unsharded, by name."""
-        states = []
+        """Yield the tensors of the optimizer's state by name."""
         for name, parameter in self._parts.model.named_parameters():
             for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, int | float):  # as optimizers of one's own keep their step
                     value = torch.tensor(value, dtype=torch.float64)
                 if isinstance(value, Tensor):
-                    states.append((f"{name} ({key})", value))
-        return full_tensors(states)
+                    yield f"{name} ({key})", value
 
     # Marks
 
     def _write(self, phase: str, tensors: Named) -> None:
-        """Write the marks of a moment."""
+        """Write the marks of a moment; sharded tensors are gathered."""
         digests = []
         for name, tensor in tensors:
-            digests.append((name, self._digest(phase, name, tensor)))
+            digests.append((name, self._digest(phase, name, full_tensor(tensor))))
         self._write_digests(phase, digests)
 
-    def _write_if_any(self, phase: str, tensors: Named) -> None:
-        """Write the marks of a moment that has tensors in some trainings only."""
-        present = list(tensors)
-        if present:
-            self._write(phase, present)
-
     def _write_digests(self, phase: str, digests: Sequence[tuple[str, str]]) -> None:
-        """Write the marks of a moment: one for each tensor, or one for all of them."""
+        """Write the marks of a moment that has tensors: one for each, or one for all of them."""
         left_out = self._recording.left_out
         digests = sorted(entry for entry in digests if f"{phase} {entry[0]}" not in left_out)
+        if not digests:
+            return
         combined = combine(digests)
         self._phase_digests.setdefault(phase, xxhash.xxh3_128()).update(repr(combined).encode())
         if not self._recording.tensors:
             digests = [combined]
         for name, digest in digests:
-            self._file.write(encode(self._mark(phase, name, digest)))
+            self._file.write(encode(self._mark(phase, name, digest)).encode())
 
     def _digest(self, phase: str, name: str, tensor: Tensor) -> str:
         """Return a tensor's digest, and keep the tensor if that is asked for."""
@@ -248,57 +221,14 @@ def fingerprint_recorder(parts: TrialParts, state: TrainingState, steps: Fingerp
     """Return the recorder of a trial that is measured, with a mark for each tensor."""
     recording = Recording(last_step=parts.total_steps, steps=steps.steps, every=steps.every)
     path = parts.folder.fingerprint_path(parts.mesh.ranks.rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
     return Recorder(parts, state, recording, path)
 
 
-def rank_fingerprints(
-    state: TrainingState, folder: TrialFolder, rank: int
-) -> RankFingerprints | None:
-    """Return the fingerprints in a rank's result, None if it has left none."""
-    path = folder.fingerprint_path(rank)
-    if not path.exists():
-        return None
-    return RankFingerprints(
-        steps=state.fingerprints,
-        file=str(path.relative_to(folder.path)),
-        file_digest=hashlib.sha256(path.read_bytes()).hexdigest(),
-    )
-
-
-def _keep_marks_before(path: Path, steps_done: int) -> None:
-    """Remove the marks after the checkpoint that a trial resumes from.
-
-    A rank that was killed has trained on after the checkpoint, and may have written half a line.
-    Evaluations are all removed: those that the checkpoint has are recorded again from there.
-    """
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            mark = decode(line)
-        except ValueError:
-            break
-        if mark.step <= steps_done and mark.phase != "evaluation":
-            lines.append(encode(mark))
-    write_atomically(path, "".join(lines), durable=False)
-
-
 def digest_tensor(tensor: Tensor) -> str:
-    """Return the digest of a tensor on any device, as `harness.records.trace` defines it.
-
-    It reads the tensor's memory without a copy. An array of NumPy would do so too, but it fixes the
-    size of that memory, and FSDP2 frees its parameters by resizing theirs to nothing.
-    """
-    values = tensor.detach().cpu()
-    if values.layout is not torch.strided:  # such as the gradients of a sparse embedding
-        values = values.to_dense()
-    values = values.contiguous()
-    content = (
-        (ctypes.c_char * values.nbytes).from_address(values.data_ptr()) if values.nbytes else b""
-    )
-    return digest_bytes(str(values.dtype), values.shape, content)
+    """Return the digest of a tensor on any device, as `harness.records.trace` defines it."""
+    digest = xxhash.xxh3_128()
+    add_tensor(digest.update, tensor.detach().cpu())
+    return digest.hexdigest()
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
@@ -336,9 +266,8 @@ def parameter_groups(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, 
 def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
     """Return the states of all generators that a forward on this device may draw from, as bytes."""
     numpy_state = np.random.get_state(legacy=False)
-    python_state = bytearray(repr(random.getstate()).encode())
     states = [
-        ("python", torch.frombuffer(python_state, dtype=torch.uint8)),
+        ("python", torch.tensor(random.getstate()[1])),
         ("numpy", torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))),
         ("numpy (position)", torch.tensor(numpy_state["state"]["pos"])),
         ("torch", torch.get_rng_state()),

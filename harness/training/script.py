@@ -41,10 +41,9 @@ from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMe
 from harness.spec.axes import AXES
 from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
-from harness.training.entry import prepare_rank, read_initial_environment
+from harness.training.entry import environment_of, prepare_rank, read_initial_environment
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
-from harness.training.outcome import environment_of, pack_series
 from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
 from harness.training.state import TrainingState
@@ -390,7 +389,7 @@ class ScriptObserver:
         report = self._rank0_report() if self.ranks.is_rank_0 else None
         return replace(
             entered,
-            **pack_series(self.state),
+            **self.state.result(),
             telemetry=self._telemetry.report(),
             memory=memory,
             phases=dict(self.state.phases),

@@ -10,26 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.records.record import (
-    Compiled,
-    Evaluation,
-    Interruption,
-    Saves,
-    StepFingerprint,
-)
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.measure.clock import Phase
+from harness.records.record import Compiled, Evaluation, Interruption, Saves, StepFingerprint
+from harness.records.series import Series
 from harness.training.order import OrderDigest
 
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """The numbers of each step, as long as a trial has steps."""
-
-    losses: list[float]
-    step_seconds: list[float]
-    step_phases: dict[str, list[float]]
+COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
 
 
 @dataclass
@@ -39,7 +32,7 @@ class TrainingState:
     step: int = 0  # optimizer steps done
     losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
     step_seconds: list[float] = field(default_factory=list)  # of each step
-    # The parts of each step in seconds, by the name of the phase.
+    # The parts of each step in seconds, by the name of the phase; NaN where they were not timed.
     step_phases: dict[str, list[float]] = field(default_factory=dict)
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = field(default_factory=list)
@@ -47,53 +40,86 @@ class TrainingState:
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
     fingerprints: list[StepFingerprint] = field(default_factory=list)  # of the steps chosen
+    marks_bytes: int = 0  # of their trace, as far as it belongs to the steps done
     interruptions: list[Interruption] = field(default_factory=list)
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
+    best_saved_step: int | None = None  # whose weights are kept as the best ones
     saves: Saves | None = None  # at intervals, and what could not be saved; None without either
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
-    # Moments in seconds since the epoch. Those of epochs are there at rank 0 alone; the present epoch
-    # has no end yet.
-    began_at: float = field(default_factory=time.time)  # of the process
+    began_at: float = field(default_factory=time.time)  # of the process, seconds since the epoch
     training_began_at: float | None = None
-    epoch_began_at: list[float] = field(default_factory=list)
-    epoch_ended_at: list[float] = field(default_factory=list)
-    # Not part of a checkpoint: the steps done by earlier attempts, where this one began, and whether
-    # the rank trains at this moment, which other threads read.
+    # Of this attempt: the steps done by earlier ones, where it began, and whether the rank trains at
+    # this moment, which other threads read.
     resumed_at: int = 0
     in_step: bool = False
 
+    def add_steps(
+        self,
+        losses: NDArray[Any],
+        seconds: NDArray[Any],
+        phases: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Append the numbers of a segment's steps; all arrays have the shape (steps,).
+
+        A phase that is missing was not timed.
+        """
+        steps_before = len(self.losses)
+        self.losses += losses.tolist()
+        self.step_seconds += seconds.tolist()
+        for name in {**self.step_phases, **phases}:
+            column = self.step_phases.setdefault(name, [np.nan] * steps_before)
+            column += phases.get(name, np.full(len(losses), np.nan)).tolist()
+
+    def rows(self, start: int) -> NDArray[np.float64]:
+        """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
+        rows = np.full((len(self.losses) - start, COLUMNS), np.nan)
+        rows[:, 0] = self.losses[start:]
+        rows[:, 1] = self.step_seconds[start:]
+        for phase in Phase:
+            if phase.name in self.step_phases:
+                rows[:, 2 + phase] = self.step_phases[phase.name][start:]
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
-        content = asdict(replace(self, losses=[], step_seconds=[], step_phases={}))
-        for name in ("losses", "step_seconds", "step_phases", "resumed_at", "in_step"):
-            del content[name]
+        content: dict[str, Any] = msgspec.to_builtins(
+            replace(self, losses=[], step_seconds=[], step_phases={})
+        )
         return content
 
-    def resume_from(self, content: Mapping[str, Any], series: Series) -> None:
-        """Take over the state that `to_dict` returned in an earlier attempt, and the numbers of its steps.
+    def resume_from(self, content: Mapping[str, Any], rows: NDArray[np.float64]) -> None:
+        """Take over what `to_dict` and `rows` returned in an earlier attempt.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.
         """
         phases_of_this_attempt = self.phases
-        for name, value in content.items():
-            setattr(self, name, value)
-        self.losses, self.step_seconds = series.losses, series.step_seconds
-        self.step_phases = series.step_phases
-        self.evaluations = [Evaluation(**entry) for entry in content["evaluations"]]
-        self.interruptions = [Interruption(**entry) for entry in content["interruptions"]]
-        self.fingerprints = [StepFingerprint(**entry) for entry in content["fingerprints"]]
-        self.order_digest = OrderDigest(**content["order_digest"])
-        if content["compiled"] is not None:
-            self.compiled = Compiled(**content["compiled"])
-        if content["saves"] is not None:
-            self.saves = Saves(**content["saves"])
+        vars(self).update(vars(msgspec.convert(content, TrainingState)))
+        timed = [phase for phase in Phase if not np.isnan(rows[:, 2 + phase]).all()]
+        phases = {phase.name: rows[:, 2 + phase] for phase in timed}
+        self.add_steps(rows[:, 0], rows[:, 1], phases)
         for phase, seconds in phases_of_this_attempt.items():
             self.add_seconds(phase, seconds)
-        self.resumed_at = self.step
+        self.resumed_at, self.in_step = self.step, False
+
+    def result(self) -> dict[str, Any]:
+        """Return those fields of a RankResult that a trial leaves even if it fails."""
+        step_phases = {}
+        for name, seconds in self.step_phases.items():
+            if not np.isnan(seconds).all():
+                step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
+        return {
+            "loss": Series.pack(np.asarray(self.losses, dtype=np.float32)),
+            "step_seconds": Series.pack(np.asarray(self.step_seconds, dtype=np.float64)),
+            "step_phases": step_phases,
+            "refilled_steps": list(self.refilled_steps),
+            "interruptions": list(self.interruptions),
+            "refused_checkpoints": list(self.refused_checkpoints),
+            "saves": self.saves,
+        }
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to the seconds that a phase of the trial has taken."""
@@ -112,9 +138,5 @@ class TrainingState:
         Yields a function that returns the seconds so far.
         """
         start = time.perf_counter()
-
-        def elapsed() -> float:
-            return time.perf_counter() - start
-
-        yield elapsed
-        self.add_seconds(phase, elapsed())
+        yield lambda: time.perf_counter() - start
+        self.add_seconds(phase, time.perf_counter() - start)

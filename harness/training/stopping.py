@@ -6,7 +6,6 @@ and a trial that was interrupted ends at the same step as one that was not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,29 +32,24 @@ def find_stop_reason(
     `target` is the workload's. The goal goes before patience, if the last evaluation has met both.
     """
     metric = selection_metric(rule, target)
-    scores = [metric.score(evaluation.deciding[metric.name]) for evaluation in evaluations]
-    if rule.goal is not None and max(scores, default=-math.inf) >= metric.score(rule.goal):
+    best = metric.best(evaluations)
+    if best is None:
+        return None
+    if rule.goal is not None and metric.score(best.deciding[metric.name]) >= metric.score(
+        rule.goal
+    ):
         return "goal"
-    if rule.patience is not None and _count_since_improvement(scores) >= rule.patience:
+    evaluations_since = len(evaluations) - 1 - evaluations.index(best)
+    if rule.patience is not None and evaluations_since >= rule.patience:
         return "patience"
     return None
 
 
-def _count_since_improvement(scores: Sequence[float]) -> int:
-    """Return how many scores there were since the best one; greater scores are better."""
-    best, count = -math.inf, 0
-    for score in scores:
-        count = 0 if score > best else count + 1
-        best = max(best, score)
-    return count
-
-
 def check_validation_set(rule: StopRule | None, workload: Workload, splits: Splits) -> None:
     """Raise BadInput if a rule looks at a validation set that there is not."""
-    if rule is None or splits.validation is not None:
-        return
-    name = type(workload).__name__
-    raise BadInput(
-        f"stop: {name}.splits(): found no validation set; allowed: Splits(train, test, validation), so"
-        " that the test set does not decide when training ends"
-    )
+    if rule is not None and splits.validation is None:
+        raise BadInput(
+            f"stop: {type(workload).__name__}.splits(): found no validation set; allowed:"
+            " Splits(train, test, validation), so that the test set does not decide when training"
+            " ends"
+        )

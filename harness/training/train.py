@@ -6,11 +6,10 @@ Between segments, untimed, numbers are kept, and the ranks agree on whether and 
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, NoReturn
 
@@ -19,23 +18,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError, one_line
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
-from harness.training.best import gather_state, write_best
+from harness.training.best import save_best
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
 from harness.training.epoch import Indices, InOrder
 from harness.training.evaluate import evaluate
-from harness.training.fingerprint import digest_buffers, digest_parameters
+from harness.training.fingerprint import digest_model
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched, batches_ahead
 from harness.training.model import must_place_batches, place_batch
+from harness.training.order import BatchOrder
 from harness.training.progress import ProgressFile
 from harness.training.saving import IntervalSaver
 from harness.training.state import TrainingState
 from harness.training.stopping import find_stop_reason, selection_metric
-from harness.training.workload_state import join_state_digests
 from workloads.base import Samples
 
 # The seconds that a segment should last: long compared with what happens between segments, and short
@@ -43,10 +42,6 @@ from workloads.base import Samples
 SEGMENT_SECONDS = 2.0
 # A segment has at most this many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
-
-
-class _EvaluationAborted(Exception):
-    """An evaluation was aborted, at every rank, because a rank was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +62,6 @@ class Segment:
     def seconds(self) -> float:
         """Return how long its steps took together."""
         return float(self.times.steps.sum())
-
-    @property
-    def first_bad_step(self) -> int | None:
-        """Return the first step whose loss is NaN or infinite, None if there is none.
-
-        Steps are counted from 0 over all epochs.
-        """
-        bad_steps = np.flatnonzero(~np.isfinite(self.losses))
-        if len(bad_steps) == 0:
-            return None
-        return self.start_step + int(bad_steps[0])
 
 
 class Hooks:
@@ -115,20 +99,19 @@ class Trainer:
         self.hooks = hooks or Hooks()
         self.telemetry = parts.telemetry
         self.target = TargetMetric(**asdict(parts.workload.target))
-        self.stop_rule = parts.assignment.trial.cell.stop
+        cell = parts.assignment.trial.cell
+        self.stop_rule = cell.stop
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
         self.progress = ProgressFile(
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
-        steps_per_epoch = parts.order.steps
-        self.steps_between_evaluations = parts.assignment.trial.cell.evaluate.in_steps(
-            steps_per_epoch
-        )
-        plan = parts.assignment.saves
-        self.saver = None if plan is None else IntervalSaver(plan, parts.checkpointer, state)
+        self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
+        saves = parts.assignment.saves
+        self.saver = None if saves is None else IntervalSaver(saves, parts.checkpointer, state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
+        self._batches_ahead = batches_ahead(parts.loader)  # none without workers
 
     # The loop
 
@@ -138,18 +121,29 @@ class Trainer:
         `until` is the trial's last step unless given. Raises NonFiniteLoss, NotApplied,
         Interrupted, and whatever the workload raises.
         """
+        state = self.state
         last_step = self.parts.total_steps if until is None else until
         if not self._all_ranks_continue():
             self._interrupt()
-        if self.state.training_began_at is None:
-            self.state.training_began_at = time.time()
-        step = self.state.step
-        is_due = step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
-        last_evaluated = max((done.step for done in self.state.evaluations), default=0)
-        if is_due and step > last_evaluated:  # an earlier attempt was interrupted before or in it
+        if state.training_began_at is None:
+            state.training_began_at = time.time()
+        last_evaluated = max((done.step for done in state.evaluations), default=0)
+        # An earlier attempt may have been interrupted before an evaluation or in it.
+        if state.step > last_evaluated and self._is_evaluation_due():
             self.evaluate()
-        while self.state.step < last_step and self.stop_reason is None:
-            self._train_epoch(last_step)
+        batches: Iterator[Fetched] | None = None
+        while state.step < last_step and self.stop_reason is None:
+            if batches is None:
+                batches = self._start_loader()
+            stop = self.hooks.before_segment(state, self._segment_end(last_step))
+            segment = self.train_segment(batches, stop)
+            has_paused = self.synchronize(segment)
+            self.hooks.after_segment(state, segment)
+            if self._is_evaluation_due():
+                self.evaluate()
+                has_paused = True
+            if self._must_restart_loader(has_paused, last_step):
+                batches = None
         if self.is_finished and self.saver is not None:
             self.saver.stop()
 
@@ -165,60 +159,44 @@ class Trainer:
         """Return whether nothing is left to train."""
         return self.stop_reason is not None or self.state.step == self.parts.total_steps
 
-    def _train_epoch(self, last_step: int) -> None:
-        """Train to the end of the present epoch, or to `last_step` if that comes first.
+    def _is_evaluation_due(self) -> bool:
+        """Return whether the steps done are followed by an evaluation."""
+        step = self.state.step
+        return step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
 
-        An evaluation may end the trial before either.
+    def _segment_end(self, last_step: int) -> int:
+        """Return the step at which the next segment ends, the same at every rank."""
+        step = self.state.step
+        stops = [step + self.segment_steps, last_step, self.parts.total_steps]
+        stops.append(_next_multiple(step, self.steps_between_evaluations))
+        if self._batches_ahead:  # workers are started for each epoch, untimed
+            stops.append(_next_multiple(step, self.parts.order.steps))
+        if self.saver is not None:
+            stops.append(self.saver.next_stop(step, last_step))
+        return min(stops)
+
+    def _start_loader(self) -> Iterator[Fetched]:
+        """Return the batches from the present step on."""
+        with self.state.timed("loader"):
+            return batches_from(self.parts.loader, self.parts.order, self.state.step)
+
+    def _must_restart_loader(self, has_paused: bool, last_step: int) -> bool:
+        """Return whether workers have to begin anew: in a new epoch, and after an untimed pause.
+
+        They would have fetched in the pause, and a loader that is too slow would seem faster, the more
+        often is evaluated. The first steps wait for them, and are noted as no part of the measurement. A
+        stream is not read again: of it, only these steps are noted.
         """
-        state, order = self.state, self.parts.order
-        order.seek(state.step)
-        epoch_end = (order.epoch + 1) * order.steps
-        stop = min(epoch_end, last_step)
-        is_rank_0 = self.parts.mesh.ranks.is_rank_0
-        if is_rank_0 and state.step % order.steps == 0:  # else an epoch is resumed
-            state.epoch_began_at.append(time.time())
-        with state.timed("loader"):
-            batches = iter(self.parts.loader)
-        while state.step < stop:
-            evaluations = state.step // self.steps_between_evaluations
-            next_evaluation = (evaluations + 1) * self.steps_between_evaluations
-            next_evaluation = min(next_evaluation, self.parts.total_steps)
-            segment_end = min(state.step + self.segment_steps, stop, next_evaluation)
-            if self.saver is not None:
-                segment_end = self.saver.next_stop(state.step, segment_end)
-            segment_end = self.hooks.before_segment(state, segment_end)
-            segment = self.train_segment(batches, segment_end)
-            # Before `synchronize`, which may save a checkpoint from which the next epoch resumes.
-            if is_rank_0 and state.step == epoch_end:
-                state.epoch_ended_at.append(time.time())
-            has_paused = self.synchronize(segment)
-            self.hooks.after_segment(state, segment)
-            if state.step == next_evaluation:
-                self.evaluate()
-                if self.stop_reason is not None:
-                    return
-                has_paused = True
-            if has_paused and state.step < stop:
-                batches = self._without_prefetched(batches, stop)
-
-    def _without_prefetched(self, batches: Iterator[Fetched], stop: int) -> Iterator[Fetched]:
-        """Return the coming batches after an untimed pause, none of which workers have fetched in it.
-
-        Otherwise a loader that is too slow would seem faster, the more often is evaluated. The first
-        steps wait for workers that begin anew, and are noted as no part of the measurement. A stream is
-        not read again: of it, only these steps are noted.
-        """
-        state, order, loader = self.state, self.parts.order, self.parts.loader
-        ahead = batches_ahead(loader)
-        if not ahead:
-            return batches
-        state.refilled_steps += range(state.step, min(stop, state.step + ahead))
-        if isinstance(order.epoch_order, InOrder):
-            return batches
-        del batches
-        order.seek(state.step)
-        with state.timed("loader"):
-            return iter(loader)
+        step, order = self.state.step, self.parts.order
+        if not self._batches_ahead:
+            return False
+        if step % order.steps == 0:
+            return True
+        if not has_paused:
+            return False
+        end = min(step + self._batches_ahead, _next_multiple(step, order.steps), last_step)
+        self.state.refilled_steps += range(step, end)
+        return not isinstance(order.epoch_order, InOrder)
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.
@@ -256,12 +234,8 @@ class Trainer:
         state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_digest.add(parts.order, start_step, trained_on)
         state.step = stop
-        return Segment(
-            start_step,
-            torch.stack(losses).float().cpu().numpy(),
-            times,
-            is_observed=observer is not None,
-        )
+        loss_values = torch.stack(losses).float().cpu().numpy()
+        return Segment(start_step, loss_values, times, is_observed=observer is not None)
 
     def synchronize(self, segment: Segment) -> bool:
         """Keep a segment's numbers, and agree with the other ranks on how to continue.
@@ -272,46 +246,47 @@ class Trainer:
         segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
         Interrupted.
         """
+        parts, state = self.parts, self.state
         self._keep_numbers(segment)
         self._check_settings_had_effect()
-        world_size = self.parts.mesh.ranks.world_size
-        no_bad_loss = self.parts.total_steps * world_size  # greater than any step and rank
-        bad_loss = no_bad_loss
-        if segment.first_bad_step is not None:
-            # Ordered by step, then by rank, so that all ranks name the same one.
-            bad_loss = segment.first_bad_step * world_size + self.parts.mesh.ranks.rank
-        is_last = self.state.step == self.parts.total_steps  # after which nothing is to be saved
-        votes = () if self.saver is None or is_last else self.saver.votes(self.state.step)
-        strategy = self.parts.strategy
-        earliest_bad_loss, self.segment_steps, all_continue, *agreed = (
-            self.parts.mesh.all_reduce_min(
-                bad_loss,
-                self._next_segment_steps(segment),
-                not is_requested(),
-                *votes,
-                *strategy.votes(),
-            )
+        is_last = state.step == parts.total_steps  # after which nothing is to be saved
+        votes = () if self.saver is None or is_last else self.saver.votes(state.step)
+        bad_loss, self.segment_steps, all_continue, *agreed = parts.mesh.all_reduce_min(
+            self._earliest_bad_loss(segment),
+            self._next_segment_steps(segment),
+            not is_requested(),
+            *votes,
+            *parts.strategy.votes(),
         )
-        self.state.in_step = False
-        if earliest_bad_loss < no_bad_loss:
-            step, rank = divmod(earliest_bad_loss, world_size)
+        state.in_step = False
+        bad_step, rank = divmod(bad_loss, parts.mesh.ranks.world_size)
+        if bad_step < parts.total_steps:
             raise NonFiniteLoss(
-                f"the loss became NaN or infinite at step {step + 1} of {self.parts.total_steps}",
+                f"the loss became NaN or infinite at step {bad_step + 1} of {parts.total_steps}",
                 rank=rank,
             )
-        strategy.check_votes(agreed[len(votes) :])
-        agreed = agreed[: len(votes)]
+        parts.strategy.check_votes(agreed[len(votes) :])
         if not all_continue:
             self._interrupt()
         has_saved = False
-        if self.saver is not None and agreed:
-            has_saved = self.saver.on_agreement(agreed, self.state)
+        if self.saver is not None and votes:
+            has_saved = self.saver.on_agreement(agreed[: len(votes)], state)
             self.progress.note_saved(self.saver.saved_step, self.saver.saved_at)
-        samples = segment.steps * self.parts.axes.batch_size
-        self.progress.report_training(
-            self.state.step, samples / segment.seconds, float(segment.losses[-1])
-        )
+        samples = segment.steps * parts.axes.batch_size
+        rate = samples / segment.seconds
+        self.progress.report_training(state.step, rate, float(segment.losses[-1]))
         return has_saved
+
+    def _earliest_bad_loss(self, segment: Segment) -> int:
+        """Return a number for the first loss of this rank that is not finite, ordered by step, then by rank.
+
+        Without any it is that of the step after the trial's last.
+        """
+        bad_steps = np.flatnonzero(~np.isfinite(segment.losses))
+        step = self.parts.total_steps
+        if len(bad_steps):
+            step = segment.start_step + int(bad_steps[0])
+        return step * self.parts.mesh.ranks.world_size + self.parts.mesh.ranks.rank
 
     def _next_segment_steps(self, segment: Segment) -> int:
         """Return how many steps would last SEGMENT_SECONDS, at this segment's pace.
@@ -326,19 +301,15 @@ class Trainer:
 
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
-        state = self.state
-        state.losses += segment.losses.tolist()
-        state.step_seconds += segment.times.steps.tolist()
-        for name, seconds in segment.times.phases.items():
-            state.step_phases.setdefault(name, []).extend(seconds.tolist())
+        self.state.add_steps(segment.losses, segment.times.steps, segment.times.phases)
         # torch.compile works inside a step, the first or one with another shape, and counts as its
         # own phase.
         compile_seconds = self.parts.compiler.seconds - self._counted_compile_seconds
         self._counted_compile_seconds = self.parts.compiler.seconds
         if compile_seconds:
-            state.add_seconds("compile", compile_seconds)
+            self.state.add_seconds("compile", compile_seconds)
         phase = "fingerprint" if segment.is_observed else "train"
-        state.add_seconds(phase, segment.seconds - compile_seconds)
+        self.state.add_seconds(phase, segment.seconds - compile_seconds)
         self.progress.note_segment(segment.seconds - compile_seconds)
 
     def _check_settings_had_effect(self) -> None:
@@ -364,15 +335,12 @@ class Trainer:
         if not self.hooks.should_evaluate(state):
             return
         self.progress.report("evaluate", state.step)
-        validation: Mapping[str, float] | None = None
-        test: Mapping[str, float] | None = None
         started_at = time.time()
-        with state.timed("evaluate") as elapsed, suppress(_EvaluationAborted):
+        validation: Mapping[str, float] | None = None
+        with state.timed("evaluate") as elapsed:
             if parts.splits.validation is not None:
                 validation = self._scores_of(parts.splits.validation, "validation set")
             test = self._scores_of(parts.splits.test, "test set")
-        if test is None:
-            self._interrupt()
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
@@ -382,30 +350,15 @@ class Trainer:
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
-        keeps_best = parts.assignment.checkpoint == "best"
-        if keeps_best and self.selection.best(state.evaluations) == evaluation:
+        is_kept = parts.assignment.checkpoint == "best"
+        if is_kept and self.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
-                self._save_best()
-
-    def _save_best(self) -> None:
-        """Save the weights as the best so far; what can't be written costs a line and no trial."""
-        parts, state = self.parts, self.state
-        weights = gather_state(parts.model, keeps=parts.mesh.ranks.is_rank_0)
-        workload = parts.workload_state.save()
-        if not parts.mesh.ranks.is_rank_0:
-            return
-        trial, folder = parts.assignment.trial.id, parts.folder.best_checkpoints
-        try:
-            write_best(folder, trial, state.step, weights, parts.model, workload)
-        except Exception as error:  # of the disk, or a tensor that safetensors does not know
-            state.note_unsaved(
-                f"the best model, step {state.step}, was not saved: {one_line(error)}"
-            )
+                save_best(parts, state)
 
     def _scores_of(self, samples: Samples, name: str) -> Mapping[str, float]:
         """Return the scores over samples; `name` is for errors.
 
-        Raises NonFiniteLoss, and _EvaluationAborted if a rank was asked to stop.
+        Raises NonFiniteLoss, and Interrupted if a rank was asked to stop.
         """
         parts = self.parts
         scores = evaluate(
@@ -418,7 +371,7 @@ class Trainer:
             self._all_ranks_continue,
         )
         if scores is None:
-            raise _EvaluationAborted
+            self._interrupt()
         for metric, value in scores.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(
@@ -426,17 +379,6 @@ class Trainer:
                     f" after step {self.state.step} of {parts.total_steps}"
                 )
         return scores
-
-    @property
-    def stop_outcome(self) -> StopOutcome | None:
-        """Return how the rule for stopping has ended the trial, None without a rule."""
-        if self.stop_rule is None:
-            return None
-        return StopOutcome(
-            reason=self.stop_reason or "length",
-            step=self.state.step,
-            metric=self.selection,
-        )
 
     # Interruption
 
@@ -461,24 +403,43 @@ class Trainer:
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         parts.mesh.barrier()
         message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
-        lost = parts.checkpointer.unsaved()
-        if lost is not None and state.step:
-            message += f"; the next attempt starts from step 0: {lost}"
+        if state.step and parts.checkpointer.unsaved is not None:
+            message += f"; the next attempt starts from step 0: {parts.checkpointer.unsaved}"
         raise Interrupted(message)
 
     # Results
 
-    def fingerprint(self) -> str:
-        """Return the digest of the final model: parameters, buffers and the workload's own state.
+    @property
+    def stop_outcome(self) -> StopOutcome | None:
+        """Return how the rule for stopping has ended the trial, None without a rule."""
+        if self.stop_rule is None:
+            return None
+        reason = self.stop_reason or "length"
+        return StopOutcome(reason=reason, step=self.state.step, metric=self.selection)
 
-        Without buffers and state it is the digest of the parameters alone. Every rank must take part;
-        only rank 0's digest is that of all ranks.
-        """
+    def fingerprint(self) -> str:
+        """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""
         with self.state.timed("fingerprint"):
-            parameters = digest_parameters(self.parts.model)
-            states = self.parts.mesh.gather(self.parts.workload_state.digest())
-            others = digest_buffers(self.parts.model), join_state_digests(states)
-            digests = [parameters, *(digest for digest in others if digest is not None)]
-            if len(digests) == 1:
-                return parameters
-            return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+            state_digest = self.parts.workload_state.digest()
+            return digest_model(self.parts.model, state_digest, self.parts.mesh)
+
+
+def batches_from(loader: Iterable[Fetched], order: BatchOrder, step: int) -> Iterator[Fetched]:
+    """Return the batches of `step` and of the steps after it, epoch after epoch.
+
+    Workers begin to fetch at once.
+    """
+    order.seek(step)
+    return itertools.chain(iter(loader), _later_epochs(loader, order))
+
+
+def _later_epochs(loader: Iterable[Fetched], order: BatchOrder) -> Iterator[Fetched]:
+    """Yield the batches of the epochs after the present one."""
+    while True:
+        order.seek((order.epoch + 1) * order.steps)
+        yield from loader
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    """Return the first multiple of an interval after a step."""
+    return (step // interval + 1) * interval

@@ -37,17 +37,11 @@ from harness.core.paths import TrialFolder
 from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
 from harness.records.files import write_record
-from harness.records.record import (
-    Failure,
-    Rank0Report,
-    RankFingerprints,
-    RankResult,
-)
+from harness.records.record import Failure, Rank0Report, RankResult
 from harness.spec.files import check_files
-from harness.training.best import best_step
 from harness.training.build import TrialParts, build_trial
-from harness.training.entry import joined, load_workload, with_batch_size_of
-from harness.training.outcome import environment_of, pack_series
+from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
+from harness.training.fingerprint import rank_fingerprints
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks
@@ -93,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
         failure = _describe(error, ranks, folder)
-        fingerprints = _fingerprints(state, folder, ranks)
-        result = replace(entered, failure=failure, fingerprints=fingerprints, **pack_series(state))
+        fingerprints = rank_fingerprints(state, folder, ranks.rank)
+        result = replace(entered, failure=failure, fingerprints=fingerprints, **state.result())
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_record(folder.result_path(ranks.rank), result, durable=False)
@@ -141,7 +135,7 @@ def train(
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
-        with _recording(parts, state) as recorder, parts.telemetry:
+        with _recorder(parts, state) as recorder, parts.telemetry:
             trainer = Trainer(parts, state, recorder)
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
@@ -155,15 +149,12 @@ def train(
     return result
 
 
-def _recording(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks | None]:
-    """Return the context of a training, which yields the recorder of the steps that the sweep names.
-
-    Trials without fingerprints do not import the recorder.
-    """
+def _recorder(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks | None]:
+    """Return the recorder of the steps that the sweep names, as the context of the training."""
     chosen = parts.assignment.fingerprints
     if chosen is None:
         return nullcontext()
-    from harness.training.recorder import fingerprint_recorder
+    from harness.training.recorder import fingerprint_recorder  # xxhash, which stacks may lack
 
     return fingerprint_recorder(parts, state, chosen)
 
@@ -179,7 +170,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         rank0_report = _rank0_report(trainer, parameter_digest)
     return replace(
         entered,
-        **pack_series(state),
+        **state.result(),
         order_sums=state.order_digest.sums,
         compiled=state.compiled,
         loss_scale=parts.scaler.account(),
@@ -190,44 +181,31 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         phases=dict(state.phases),
         rank0=rank0_report,
         environment=environment,
-        fingerprints=_fingerprints(state, parts.folder, parts.mesh.ranks),
+        fingerprints=rank_fingerprints(state, parts.folder, parts.mesh.ranks.rank),
     )
-
-
-def _fingerprints(
-    state: TrainingState, folder: TrialFolder, ranks: Ranks
-) -> RankFingerprints | None:
-    """Return the digests of the steps that the sweep names, None where there are none."""
-    if not state.fingerprints:
-        return None
-    from harness.training.recorder import rank_fingerprints
-
-    return rank_fingerprints(state, folder, ranks.rank)
 
 
 def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
     """Return the results that are the same at all ranks, for rank 0 to report."""
-    parts = trainer.parts
-    best = trainer.selection.best(trainer.state.evaluations)
+    parts, state = trainer.parts, trainer.state
+    best = trainer.selection.best(state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
-    if best is not None and parts.assignment.checkpoint == "best":
-        folder = parts.folder.best_checkpoints
-        if best_step(folder) == best.step:  # else they could not be written
-            checkpoint_path = str(folder.relative_to(parts.folder.path))
+    if best is not None and best.step == state.best_saved_step:
+        checkpoint_path = str(parts.folder.best_checkpoints.relative_to(parts.folder.path))
     tokens = parts.workload.tokens_per_sample()
-    assert trainer.state.training_began_at is not None
+    assert state.training_began_at is not None
     return Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
         flops_per_sample=parts.flops_per_sample,
         tokens_per_sample=None if tokens is None else float(tokens),
-        evaluations=tuple(trainer.state.evaluations),
+        evaluations=tuple(state.evaluations),
         parameter_digest=parameter_digest,
         checkpoint=checkpoint_path,
         stop=trainer.stop_outcome,
-        began_at=trainer.state.began_at,
-        training_began_at=trainer.state.training_began_at,
+        began_at=state.began_at,
+        training_began_at=state.training_began_at,
         train_samples=len(parts.splits.train),
         test_samples=len(parts.splits.test),
     )

@@ -5,14 +5,13 @@ It is saved in checkpoints and digested, as the model and the optimizer are.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from harness.core.errors import NotApplied
-from harness.training.fingerprint import add_tensor, full_tensor
+from harness.training.fingerprint import digest_tensors, full_tensor
 from workloads.base import Workload
 
 MOST_OF_INT64 = 2**63
@@ -25,11 +24,10 @@ class WorkloadState:
     def __init__(self, workload: Workload) -> None:
         """Raise NotApplied if the workload's state can't be saved, or can't be loaded again."""
         self.workload = workload
-        if type(workload).state_dict is not Workload.state_dict:
-            has_load = type(workload).load_state_dict is not Workload.load_state_dict
-            if self.save() and not has_load:
-                name = type(workload).__name__
-                raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
+        has_load = type(workload).load_state_dict is not Workload.load_state_dict
+        if self.save() and not has_load:
+            name = type(workload).__name__
+            raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
 
     def save(self) -> dict[str, Any]:
         """Return the state as plain values and unsharded tensors on the CPU.
@@ -45,21 +43,17 @@ class WorkloadState:
         if state:
             self.workload.load_state_dict(state)
 
-    def digest(self) -> str | None:
-        """Return the SHA-256 of the state, None if there is none; every rank must call this."""
-        state = self.save()
-        if not state:
-            return None
-        digest = hashlib.sha256()
-        _add_value(digest.update, state)
-        return digest.hexdigest()
-
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """Return the values of the state by name, other values than tensors as tensors.
 
         Every rank must call this.
         """
         return list(_named_tensors("", self.save()))
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the state, None if there is none; every rank must call this."""
+        tensors = self.tensors()
+        return digest_tensors(tensors) if tensors else None
 
 
 def _to_plain(value: Any, path: str) -> Any:
@@ -73,8 +67,7 @@ def _to_plain(value: Any, path: str) -> Any:
     if isinstance(value, dict):
         return {key: _to_plain(value[key], f"{path}[{key!r}]") for key in value}
     if type(value) in (list, tuple):
-        items = [_to_plain(item, f"{path}[{n}]") for n, item in enumerate(value)]
-        return type(value)(items)
+        return type(value)(_to_plain(item, f"{path}[{n}]") for n, item in enumerate(value))
     if type(value) in PLAIN_TYPES:
         return value
     raise NotApplied(
@@ -97,33 +90,3 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
     else:
         yield name, torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)
-
-
-def _add_value(update: Callable[[bytes], object], value: Any) -> None:
-    """Add types and values of a state to a digest, those of dicts in the order of their keys."""
-    if isinstance(value, torch.Tensor):
-        add_tensor(update, value)
-    elif isinstance(value, dict):
-        update(f"dict {len(value)};".encode())
-        for key in sorted(value, key=repr):
-            _add_value(update, key)
-            _add_value(update, value[key])
-    elif isinstance(value, (list, tuple)):
-        update(f"{type(value).__name__} {len(value)};".encode())
-        for item in value:
-            _add_value(update, item)
-    else:
-        update(f"{type(value).__name__} {value!r};".encode())
-
-
-def join_state_digests(digests: Sequence[str | None]) -> str | None:
-    """Return one digest for the states of all ranks, None if no rank has one.
-
-    Where all ranks have the same state, it does not depend on how many they are.
-    """
-    present = [digest for digest in digests if digest is not None]
-    if not present:
-        return None
-    if len(set(present)) == 1:
-        return present[0]
-    return hashlib.sha256(" ".join(present).encode()).hexdigest()

@@ -22,7 +22,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_trial(folder: Path, axes: dict[str, Any], moments: str, checkpoint: Any) -> Record:
+def run_trial(
+    folder: Path, axes: dict[str, Any], moments: str, checkpoint: dict[str, Any]
+) -> Record:
     """Run a trial whose last rank gets a signal at each of the moments, each in another attempt."""
     folder.mkdir()
     moments_path = folder / "moments"
@@ -59,7 +61,7 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, checkpoint: Any)
 )
 def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
     """Killed before its first checkpoint, after one, after the next, and interrupted once."""
-    whole = run_trial(tmp_path / "whole", VARIANTS[variant], "", "none")
+    whole = run_trial(tmp_path / "whole", VARIANTS[variant], "", {})
     moments = "kill-2 kill-13 kill-6 4"  # each counts the steps of its attempt
     resumed = run_trial(tmp_path / "resumed", VARIANTS[variant], moments, {"every": "3 steps"})
     assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)

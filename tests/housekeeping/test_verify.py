@@ -87,9 +87,8 @@ def write_files_beside(folder: SweepFolder) -> None:
     record = make_record(seed=0)
     trial_folder = folder.trial_folder(record.trial.id)
     shutil.copyfile(trial_folder.record_path, trial_folder.invalid_record_path(1))
-    model = torch.nn.Linear(1, 1)
     weights = {"weight": torch.zeros(1, 1)}
-    write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, model, {})
+    write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, {})
     model_folder = trial_folder.exported_model("onnx")
     model_folder.mkdir(parents=True)
     (model_folder / "model.onnx").write_text("1", encoding="utf-8")

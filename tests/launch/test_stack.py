@@ -15,8 +15,9 @@ from harness.core.paths import TrialFolder
 from harness.launch import stack as stacks
 from harness.launch.stack import ReadyStack, make_ready
 from harness.launch.torchrun import Torchrun, _is_rank
+from harness.records.assignment import write_assignment
 from harness.spec.stack import Stack
-from harness.training.entry import check_interpreter
+from harness.training.entry import prepare_rank
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment
 from tests.support.training import make_assignment
@@ -141,12 +142,14 @@ def test_a_signal_is_for_ranks_only() -> None:
     assert not _is_rank(["sleep", "1"])
 
 
-def test_a_rank_under_another_interpreter_fails_by_name() -> None:
+def test_a_rank_under_another_interpreter_fails_by_name(tmp_path: Path) -> None:
     assignment = make_assignment(steps=1, stack="old")
-    check_interpreter(assignment)  # it says none
-    check_interpreter(replace(assignment, interpreter=sys.executable))
+    folder = TrialFolder(tmp_path)
+    write_assignment(
+        folder.assignment_path, replace(assignment, interpreter="/envs/old/bin/python")
+    )
     with pytest.raises(NotApplied, match=r"stack=old had no effect: the rank runs under .*python"):
-        check_interpreter(replace(assignment, interpreter="/envs/old/bin/python"))
+        prepare_rank(folder)
 
 
 def test_an_installed_harness_is_linked_without_the_packages_beside_it(

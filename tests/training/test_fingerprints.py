@@ -38,7 +38,7 @@ EACH_STEP = Fingerprints(every=1)
 
 def trial_with(folder: Path, variant: str, chosen: Fingerprints | None) -> Assignment:
     folder.mkdir()
-    assignment = load_assignment(folder, VARIANTS[variant], "none")
+    assignment = load_assignment(folder, VARIANTS[variant])
     return replace(assignment, fingerprints=chosen)
 
 
@@ -63,7 +63,13 @@ def test_chosen_steps_and_the_last_are_fingerprinted_and_change_nothing(tmp_path
     fingerprints = result.fingerprints
     assert fingerprints is not None
     assert [fingerprint.step for fingerprint in fingerprints.steps] == [3, 8, 16, STEPS]
-    absent = {"buffers before", "after_step", "workload state", "evaluation"}  # the line has none
+    absent = {
+        "buffers",
+        "buffers before",
+        "after_step",
+        "workload state",
+        "evaluation",
+    }  # the line has none
     assert set(fingerprints.steps[0].digests) == set(PHASES) - absent
     content = (folder.path / fingerprints.file).read_bytes()
     assert hashlib.sha256(content).hexdigest() == fingerprints.file_digest

@@ -99,14 +99,14 @@ class Outcome:
     stop: StopOutcome | None
 
 
-def load_assignment(folder: Path, entry: Mapping[str, Any], checkpoint: str) -> Assignment:
+def load_assignment(folder: Path, entry: Mapping[str, Any], *, best: bool = False) -> Assignment:
     """Return the trial of a sweep with the test workload."""
     path = line_sweep(
         folder,
         {"line": entry},
         length={"steps": STEPS},
         evaluate={"steps": STEPS_BETWEEN_EVALUATIONS},
-        checkpoint=checkpoint,
+        checkpoint={"best": best},
     )
     sweep = spec.load_sweep(path)
     return Assignment(
@@ -158,7 +158,6 @@ def run_trial(
     entry: Mapping[str, Any],
     stops: Sequence[int] = (),
     *,
-    checkpoint: str = "none",
     between: Callable[[TrialFolder], object] | None = None,
 ) -> tuple[Outcome, list[tuple[int, str | None]]]:
     """Run a trial that is interrupted after each of the steps `stops`, and resumed each time.
@@ -167,7 +166,7 @@ def run_trial(
     record has: the step and the signal.
     """
     folder.mkdir()
-    assignment = load_assignment(folder, entry, checkpoint)
+    assignment = load_assignment(folder, entry)
     trial_folder = TrialFolder(folder / "trial")
     for stop in stops:
         with pytest.raises(Interrupted, match=f"^stopped after step {stop} of {STEPS}$"):
@@ -220,7 +219,7 @@ def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path) -> None:
     whole, _ = run_trial(tmp_path / "whole", PLAIN)
     folder = tmp_path / "resumed"
     folder.mkdir()
-    assignment = load_assignment(folder, PLAIN, "none")
+    assignment = load_assignment(folder, PLAIN)
     trial_folder = TrialFolder(folder / "trial")
     step = STEPS_BETWEEN_EVALUATIONS
     for _ in range(2):
@@ -318,7 +317,7 @@ def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
     whole, _ = run_trial(tmp_path / "whole", entry)
     folder = tmp_path / "resumed"
     folder.mkdir()
-    assignment = load_assignment(folder, entry, "none")
+    assignment = load_assignment(folder, entry)
     trial_folder = TrialFolder(folder / "trial")
     reason = (
         "training has changed ForgetfulFit.began, ForgetfulFit.step, which no checkpoint has; n"
@@ -371,7 +370,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     """The one before it is loaded; when training gets there again, it is written again."""
     folder = tmp_path / "resumed"
     folder.mkdir()
-    assignment = load_assignment(folder, PLAIN, "none")
+    assignment = load_assignment(folder, PLAIN)
     trial_folder = TrialFolder(folder / "trial")
     for stop in (3, 6):
         with pytest.raises(Interrupted):
@@ -405,7 +404,7 @@ def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Pat
 )
 def test_a_checkpoint_of_other_conditions_is_refused_by_name(tmp_path: Path, name: str) -> None:
     """Such as another CPU or GPU, whose kernels compute other bits."""
-    assignment = load_assignment(tmp_path, PLAIN, "none")
+    assignment = load_assignment(tmp_path, PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     with pytest.raises(Interrupted):
         attempt(trial_folder, assignment, 3)
@@ -430,7 +429,7 @@ def test_only_packages_that_both_have_loaded_are_compared() -> None:
 def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    assignment = load_assignment(tmp_path, PLAIN, "none")
+    assignment = load_assignment(tmp_path, PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     with pytest.raises(Interrupted):
         attempt(trial_folder, assignment, 3)
@@ -456,11 +455,11 @@ def test_a_save_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     sizes = []
     for stop in (3, 18):
         with pytest.raises(Interrupted):
-            attempt(folder, load_assignment(tmp_path, PLAIN, "none"), stop)
+            attempt(folder, load_assignment(tmp_path, PLAIN), stop)
         content = torch.load(
             folder.resume_checkpoints / f"step-{stop:09d}" / PART, weights_only=True
         )
-        assert not any("loss" in name or "seconds" in name for name in content["state"])
+        assert content["state"]["losses"] == content["state"]["step_seconds"] == []
         sizes.append((folder.resume_checkpoints / SERIES).stat().st_size)
     assert sizes == [3 * ROW_BYTES, 18 * ROW_BYTES]
 
