@@ -4,9 +4,10 @@ class.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from workloads.settings import Settings
 
+TEST_SHARE = 0.1  # of a single data set, which is kept for testing
+SPLIT_SEED = 0
 # The tensors of a batch. The first dimension of each counts the samples, shape (samples, ...).
 Batch = tuple[Tensor, ...]
 
@@ -26,8 +29,7 @@ class Samples(Protocol):
     """A set of samples with a fixed order.
 
     A class that also has a method `to(device)`, which returns the same samples on that device,
-    allows the `input` axis to keep the whole set on the GPU. One with a true attribute `reads_files`
-    reads files while training: the state of the page cache is then part of what was measured.
+    allows the `input` axis to keep the whole set on the GPU.
     """
 
     def __len__(self) -> int: ...
@@ -82,7 +84,6 @@ class StreamSamples:
 
     # The harness draws no order for them.
     in_order: ClassVar[bool] = True
-    reads_files: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -128,9 +129,7 @@ class StreamSamples:
             self._position += 1
             if self._position == index + 1:
                 return sample
-        raise ValueError(
-            f"stream: found {self._position} samples; needed: the {self._length} of its length"
-        )
+        raise ValueError(f"stream: found {self._position} samples; needed: {self._length}")
 
 
 @dataclass(frozen=True)
@@ -374,3 +373,73 @@ def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     occurrences = (predictions + torch.bincount(labels, minlength=classes)).double()
     occurring = occurrences > 0
     return float((2 * true_positives[occurring] / occurrences[occurring]).mean())
+
+
+class DatasetSamples:
+    """Samples of a map-style Dataset, made into batches by a collate function."""
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Sequence[Any]], Any], rows: Sequence[int]
+    ) -> None:
+        """Take those samples of `dataset` whose indices are `rows`."""
+        self._dataset = dataset
+        self._collate = collate
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(
+        self, indices: Sequence[int], before_sample: Callable[[int], None] = lambda index: None
+    ) -> Batch:
+        """Return the samples at `indices`, in that order; raises TypeError if they make no tensors.
+
+        `before_sample` is called with the index of each sample before it is fetched.
+        """
+        samples = []
+        for index in indices:
+            before_sample(int(index))
+            samples.append(self._dataset[self._rows[index]])
+        batch = self._collate(samples)
+        if isinstance(batch, Tensor):
+            return (batch,)
+        if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
+            return tuple(batch)
+        found = type(batch).__name__
+        raise TypeError(f"collate_fn(): found a {found}; allowed: a tensor or a tuple of tensors")
+
+
+def load_splits(workload: Workload) -> Splits:
+    """Return the samples of a workload, those of Datasets made into batches by its `collate_fn`.
+
+    Raises TypeError for a DataLoader, and for anything else that has no samples by index.
+    """
+    splits: Any = workload.splits()
+    collate = workload.collate_fn
+    if not isinstance(splits, Splits):
+        count = _length_of(splits)
+        # Drawn, because every tenth sample may be of one class, or a neighbor of those before it.
+        drawn = random.Random(SPLIT_SEED).sample(range(count), max(1, round(TEST_SHARE * count)))
+        train = sorted(set(range(count)).difference(drawn))
+        test = DatasetSamples(splits, collate, sorted(drawn))
+        return Splits(DatasetSamples(splits, collate, train), test)
+    adapted: dict[str, Samples] = {}
+    for entry in fields(Splits):
+        samples: Any = getattr(splits, entry.name)
+        if samples is not None and not hasattr(samples, "batch"):
+            samples = DatasetSamples(samples, collate, range(_length_of(samples)))
+        adapted[entry.name] = samples
+    return Splits(**adapted)
+
+
+def _length_of(dataset: Any) -> int:
+    """Return the length of a data set; raises TypeError for one that has no samples by index."""
+    # Not every Dataset derives from torch's, such as those of the Hub.
+    has_samples = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, DataLoader | IterableDataset | list | tuple | dict) or not has_samples:
+        raise TypeError(
+            f"splits(): found a {type(dataset).__name__}; allowed: Splits(train, test) of Datasets with a"
+            " length, such as the `.dataset` of a DataLoader, or of samples such as TensorSamples or"
+            " StreamSamples; the harness makes the batches"
+        )
+    return len(dataset)

@@ -39,13 +39,14 @@ class Declaration:
     For the built-in workloads it repeats attributes of the class; a test compares the two.
     """
 
-    # package.module:Class; of a user's own file.py:Class, the name of an entry point, or a script's path.
+    # package.module:Class; of a user's own file.py:Class, or a script's path.
     path: str
     options: type[Settings]
     data: Any  # a Settings class, or a union of them told apart by `source`
     batch_size: int  # samples in a global batch unless the sweep file sets it
 
 
+NO_WORKLOAD = "a class that derives from workloads.Workload"
 BUILT_IN = {
     "mlp": Declaration("workloads.mlp:MLP", MLPOptions, ImageData, 64),
     "cnn": Declaration("workloads.cnn:CNN", CNNOptions, ImageData, 64),
@@ -61,8 +62,7 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
 
     - the name of a built-in workload,
     - `package.module:Class`, installed or in `base`,
-    - `path/to/file.py:Class`, relative to `base`, or the file alone if it has one workload,
-    - the name of an entry point in the group `harness.workloads`.
+    - `path/to/file.py:Class`, relative to `base`, or the file alone if it has one workload.
 
     `base` is the sweep file's folder, by default the working directory. From then on this process
     imports from it too, and from a file's own folder, so that a workload may be spread over several
@@ -171,35 +171,18 @@ def _distributions_by_package() -> dict[str, list[str]]:
     return dict(metadata.packages_distributions())
 
 
-def installed_names() -> list[str]:
-    """Return the names of the workloads that installed packages declare, sorted."""
-    return sorted(_entry_points().names)
-
-
-def _entry_points() -> metadata.EntryPoints:
-    """Return the workloads that installed packages declare."""
-    return metadata.entry_points(group="harness.workloads")
-
-
 def _resolve(uses: str) -> tuple[str, str]:
     """Return the file or the module in a workload's name, and its class; that of a file alone is "".
 
-    Raises ValueError for a name that is neither built in nor that of an entry point.
+    Raises ValueError for another name that is not built in.
     """
     if uses.endswith(".py"):
         return uses, ""
-    path = uses
-    if uses in BUILT_IN:
-        path = BUILT_IN[uses].path
-    elif ":" not in uses:
-        plugins = _entry_points()
-        names = sorted({*BUILT_IN, *plugins.names})
-        if uses not in plugins.names:
-            allowed = ", ".join([*names, "package.module:Class", "path/to/file.py:Class"])
-            raise ValueError(
-                f"found no workload {uses!r}{suggestion(uses, names)}; allowed: {allowed}"
-            )
-        path = plugins[uses].value
+    if ":" not in uses and uses not in BUILT_IN:
+        found = f"{uses!r}{suggestion(uses, list(BUILT_IN))}"
+        allowed = ", ".join([*sorted(BUILT_IN), "package.module:Class", "path/to/file.py:Class"])
+        raise ValueError(f"found no workload {found}; allowed: {allowed}")
+    path = BUILT_IN[uses].path if uses in BUILT_IN else uses
     location, _, class_name = path.rpartition(":")
     return location, class_name
 
@@ -219,21 +202,16 @@ def _workload_in(module: ModuleType, name: str, uses: str) -> type[Workload]:
     if not name:
         own = [key for key, value in classes.items() if value.__module__ == module.__name__]
         complete = [key for key in own if not missing_methods(classes[key])] or own
-        if len(complete) > 1:
-            allowed = " or ".join(f"{uses}:{key}" for key in complete)
-            raise ValueError(
-                f"{module.__file__}: found {len(complete)} workloads; allowed: {allowed}"
-            )
-        name = "".join(complete)
+        if len(complete) != 1:
+            found = f"found {len(complete)} workloads"
+            allowed = " or ".join(f"{uses}:{key}" for key in complete) or NO_WORKLOAD
+            raise ValueError(f"{module.__file__}: {found}; allowed: {allowed}")
+        (name,) = complete
     if name not in classes:
         names = sorted(key for key, value in classes.items() if not missing_methods(value))
-        found = f"workload {name!r}{suggestion(name, names)}" if name else "workload"
-        allowed = ", ".join(names) or "a class that derives from workloads.Workload"
-        raise ValueError(f"{module.__file__}: found no {found}; allowed: {allowed}")
+        allowed = ", ".join(names) or NO_WORKLOAD
+        raise ValueError(f"{module.__file__}: found no workload {name!r}; allowed: {allowed}")
     missing = missing_methods(classes[name])
     if missing:
-        raise ValueError(
-            f"{module.__file__}: found no {', '.join(missing)} in {name}; allowed: a class that"
-            " defines what is missing"
-        )
+        raise ValueError(f"{module.__file__}: found no {', '.join(missing)} in {name}")
     return classes[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +15,7 @@ from workloads.schedules import one_cycle
 
 KERNEL = 5  # rows and columns of a convolution's kernel
 DENSE = 128  # features between the convolutions and the logits
-FINAL_SIDE = 7  # rows and columns that the second pooling leaves of an image, approximately
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A convolution that keeps the size of the image, then mean pooling."""
-
-    in_channels: int
-    out_channels: int
-    height: int  # of the image that comes in, in pixels
-    width: int
-    window: tuple[int, int]  # rows and columns that pooling reduces to one; they do not overlap
-
-
-def stages(size: tuple[int, int], channels: int) -> tuple[Stage, Stage]:
-    """Return the two stages for images of `size` = (height, width).
-
-    They have `channels` and twice as many output channels. The first halves the sides of the image;
-    the second pools what is left to about 7x7, whatever the size of the image.
-    """
-    height, width = size
-    # Two poolings of 2x2 reduce sides of 28 pixels to 7; larger images get a larger second window.
-    reference_side = 4 * FINAL_SIDE
-    last_window = (2 * max(1, height // reference_side), 2 * max(1, width // reference_side))
-    return (
-        Stage(1, channels, height, width, (2, 2)),
-        Stage(channels, 2 * channels, height // 2, width // 2, last_window),
-    )
+REFERENCE_SIDE = 28  # pixels of a side that two poolings of 2x2 reduce to 7
 
 
 class ConvNet(nn.Module):
@@ -57,13 +30,12 @@ class ConvNet(nn.Module):
         # The order in which layers are created is the order of the draws that initialize them:
         # another order gives other parameters from the same seed.
         layers: list[nn.Module] = []
-        for stage in stages(size, options.width):
-            layers.append(
-                nn.Conv2d(stage.in_channels, stage.out_channels, KERNEL, padding=KERNEL // 2)
-            )
+        widths = (1, options.width, 2 * options.width)
+        for (inputs, outputs), window in zip(pairwise(widths), windows(size), strict=True):
+            layers.append(nn.Conv2d(inputs, outputs, KERNEL, padding=KERNEL // 2))
             if options.batch_norm:
-                layers.append(nn.BatchNorm2d(stage.out_channels))
-            layers += [nn.ReLU(), nn.AvgPool2d(stage.window)]
+                layers.append(nn.BatchNorm2d(outputs))
+            layers += [nn.ReLU(), nn.AvgPool2d(window)]
         self.features = nn.Sequential(*layers)
         self.dense = nn.Linear(flattened_features(size, options.width), DENSE)
         self.head = nn.Linear(DENSE, classes)
@@ -77,12 +49,22 @@ class ConvNet(nn.Module):
         return result
 
 
+def windows(size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the rows and columns that each of the two poolings reduces to one.
+
+    The first halves the sides of the image; the second pools what is left to about 7x7, whatever the
+    size of the image.
+    """
+    height, width = size
+    last = 2 * max(1, height // REFERENCE_SIDE), 2 * max(1, width // REFERENCE_SIDE)
+    return (2, 2), last
+
+
 def flattened_features(size: tuple[int, int], channels: int) -> int:
     """Return the number of features of one sample that the convolutions pass to the linear layers."""
-    last = stages(size, channels)[-1]
-    rows = last.height // last.window[0]
-    columns = last.width // last.window[1]
-    return last.out_channels * rows * columns
+    height, width = size
+    rows, columns = windows(size)[1]
+    return 2 * channels * (height // 2 // rows) * (width // 2 // columns)
 
 
 class CNN(ImageClassifier):
@@ -119,11 +101,9 @@ class CNN(ImageClassifier):
 
             3 * (sum over layers of forward) - forward of the first convolution
         """
-        size, classes = self.image_size, self.data.classes
-        products: list[int] = []
-        for stage in stages(size, self.options.width):
-            pixels = stage.height * stage.width
-            products.append(2 * KERNEL**2 * stage.in_channels * stage.out_channels * pixels)
-        products.append(2 * flattened_features(size, self.options.width) * DENSE)
-        products.append(2 * DENSE * classes)
-        return 3 * sum(products) - products[0]
+        (height, width), channels = self.image_size, self.options.width
+        first = 2 * KERNEL**2 * channels * height * width
+        second = 2 * KERNEL**2 * channels * 2 * channels * (height // 2) * (width // 2)
+        flattened = flattened_features(self.image_size, channels)
+        dense = 2 * flattened * DENSE + 2 * DENSE * self.data.classes
+        return 3 * (first + second + dense) - first

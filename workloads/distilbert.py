@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
@@ -114,11 +114,11 @@ class DistilBert(Classifier):
         return {name: self._tokenize(*split) for name, split in self.texts.items()}
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | BertWordPieceTokenizer:
         """The pretrained model's tokenizer, or one that is trained on the training texts."""
         if self.options.pretrained:
             return Tokenizer.from_file(str(self.options.pretrained / TOKENIZER))
-        return trained(self.texts["train"][0], self.options.architecture.vocab_size)
+        return trained(self.texts["train"][0], self.options.architecture["vocab_size"])
 
     @cached_property
     def config(self) -> DistilBertConfig:
@@ -134,7 +134,7 @@ class DistilBert(Classifier):
         if self.options.pretrained:
             return DistilBertConfig.from_pretrained(self.options.pretrained, **overrides)
         return DistilBertConfig(
-            **vars(self.options.architecture),
+            **self.options.architecture,
             max_position_embeddings=POSITIONS,
             pad_token_id=PAD,
             **overrides,
@@ -163,8 +163,7 @@ class DistilBert(Classifier):
         lacking = sorted(name for name in report["missing_keys"] if not name.startswith(HEAD))
         if lacking:
             raise ValueError(
-                f"{folder / WEIGHTS}: found no fitting {lacking[0]};"
-                " allowed: all weights of the encoder"
+                f"{folder / WEIGHTS}: found no {lacking[0]}; allowed: all of the encoder"
             )
         bert.train()  # from_pretrained returns a model in evaluation mode, without dropout
         return SequenceClassifier(bert)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from workloads.settings import Between, Decay, Fraction, Rate, Settings, errors_naming
+from workloads.settings import Between, Decay, Fraction, Rate, Settings
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -18,22 +18,12 @@ POSITIONS = 512  # tokens of the longest text that DistilBERT takes, as publishe
 FINE_TUNING_RATE = 2e-5  # of a pretrained model, which would forget what it knows at higher ones
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """A transformer encoder that is trained from scratch, by the names of DistilBERT's config.json."""
-
-    n_layers: int
-    dim: int  # features of a token
-    n_heads: int  # of the attention, which share the width
-    hidden_dim: int  # features between the two feed-forward layers
-    vocab_size: int  # tokens at most
-
-
-ARCHITECTURES = {
-    "tiny": Architecture(n_layers=2, dim=128, n_heads=4, hidden_dim=512, vocab_size=4096),
-    "small": Architecture(n_layers=4, dim=256, n_heads=4, hidden_dim=1024, vocab_size=8192),
+# Transformer encoders that are trained from scratch, by the names of DistilBERT's config.json.
+ARCHITECTURES: dict[str, dict[str, int]] = {
+    "tiny": {"n_layers": 2, "dim": 128, "n_heads": 4, "hidden_dim": 512, "vocab_size": 4096},
+    "small": {"n_layers": 4, "dim": 256, "n_heads": 4, "hidden_dim": 1024, "vocab_size": 8192},
     # DistilBERT as published: Sanh et al. 2019, arXiv:1910.01108
-    "base": Architecture(n_layers=6, dim=768, n_heads=12, hidden_dim=3072, vocab_size=30522),
+    "base": {"n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072, "vocab_size": 30522},
 }
 # The peak learning rates that suit a model from scratch: wider ones take lower rates.
 SCRATCH_RATES = {"tiny": 2e-3, "small": 2e-3, "base": 3e-4}
@@ -69,10 +59,7 @@ class DistilBertOptions(Settings):
     def __post_init__(self) -> None:
         """Raise ValueError for keys that contradict each other."""
         if self.vocabulary is not None and self.pretrained is not None:
-            raise ValueError(
-                "found vocabulary and pretrained; allowed: one of them, since pretrained comes with a"
-                " tokenizer"
-            )
+            raise ValueError("found vocabulary and pretrained, which has one; allowed: one of them")
 
     @property
     def peak_lr(self) -> float:
@@ -82,10 +69,10 @@ class DistilBertOptions(Settings):
         return FINE_TUNING_RATE if self.pretrained else SCRATCH_RATES[self.size or "tiny"]
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> dict[str, int]:
         """The preset with the vocabulary of the options; meaningless for pretrained models."""
         preset = ARCHITECTURES[self.size or "tiny"]
-        return replace(preset, vocab_size=self.vocabulary or preset.vocab_size)
+        return preset | {"vocab_size": self.vocabulary or preset["vocab_size"]}
 
     def files(self) -> list[Path]:
         """Return the files of the pretrained model that decide what it computes."""
@@ -100,23 +87,18 @@ class DistilBertOptions(Settings):
         """
         if self.pretrained is None:
             return
-        with errors_naming("pretrained"):
-            needed: dict[str, Any] = {"model_type": "distilbert"}
-            if self.size is not None:
-                needed |= vars(ARCHITECTURES[self.size])
-                del needed["vocab_size"]  # comes with the tokenizer
-            config = read_config(self.pretrained)
-            for key, value in needed.items():
-                if config.get(key) != value:
-                    raise ValueError(
-                        f"{self.pretrained / CONFIG}: found {key} {config.get(key)!r}; allowed: {value!r}"
-                    )
+        config = read_config(self.pretrained)
+        needed: dict[str, Any] = {"model_type": "distilbert"}
+        if self.size is not None:
+            needed |= ARCHITECTURES[self.size]
+            del needed["vocab_size"]  # comes with the tokenizer
+        for key, value in needed.items():
+            if config.get(key) != value:
+                found = f"{key} {config.get(key)!r}"
+                raise ValueError(f"{self.pretrained / CONFIG}: found {found}; allowed: {value!r}")
         positions = config.get("max_position_embeddings", POSITIONS)
         if self.sequence > positions:
-            raise ValueError(
-                f"sequence: found {self.sequence}; allowed: at most the {positions} of"
-                f" {self.pretrained}"
-            )
+            raise ValueError(f"sequence: found {self.sequence}; allowed: at most {positions}")
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return why padding to the longest text does not go with torch.compile."""
@@ -137,11 +119,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         json.loads((folder / TOKENIZER).read_bytes())
         with safe_open(folder / WEIGHTS, "numpy"):
             return config
-    except FileNotFoundError as error:
+    except (OSError, ValueError, SafetensorError) as error:  # JSONDecodeError is a ValueError
         raise ValueError(
-            f"{folder}: found {error}; allowed: a folder with {', '.join(CHECKPOINT)}"
-        ) from None
-    except (ValueError, SafetensorError) as error:  # JSONDecodeError is a ValueError
-        raise ValueError(
-            f"{folder}: found a damaged file ({error}); allowed: complete ones"
+            f"{folder}: found {error}; allowed: a folder with complete {', '.join(CHECKPOINT)}"
         ) from None

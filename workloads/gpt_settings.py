@@ -15,7 +15,6 @@ from workloads.settings import (
     Fraction,
     Rate,
     Settings,
-    errors_naming,
     read_bytes,
     unfilled_batch,
 )
@@ -82,14 +81,11 @@ class Corpus(Settings):
 
     def check(self) -> None:
         """Raise ValueError unless each part has a sequence with a byte after it."""
-        with errors_naming("path"):
-            _, validation, test = self.parts()
+        _, validation, test = self.parts()
         smallest = min(len(part) for part in (validation or test, test))
         if smallest <= self.sequence:
-            raise ValueError(
-                f"sequence: found {self.sequence}; allowed: less than the {smallest} bytes of the"
-                " smallest part of the text"
-            )
+            allowed = f"less than the {smallest} bytes of the smallest part"
+            raise ValueError(f"sequence: found {self.sequence}; allowed: {allowed}")
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return a conflict if no batch of the size that the axes ask for can be filled."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from workloads.base import Classifier, Splits, TensorSamples
 from workloads.images import DIGITS, Digits, Idx, ImageData, read_idx
-from workloads.shared import shared_tensors
+from workloads.settings import read_bytes
 
 DIGIT_SIDE = 8  # pixels of a side of the digits
 DIGIT_LEVELS = 16  # their brightest grey level
@@ -30,30 +28,23 @@ class ImageClassifier(Classifier):
     data: ImageData
 
     @cached_property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The images and labels of each split by name, of which processes may share the memory."""
-        return shared_tensors(self.data, self.data.files(), lambda: decode_images(self.data))
+    def samples(self) -> dict[str, TensorSamples]:
+        """The samples of each split by its name, loaded on first use."""
+        return load_images(self.data)
 
     @property
     def image_size(self) -> tuple[int, int]:
         """Return height and width of an image in pixels."""
-        height, width = self.tensors["train_images"].shape[2:]
+        height, width = self.samples["train"].tensors[0].shape[2:]
         return height, width
 
     def splits(self) -> Splits:
         """Return images float32 (samples, 1, height, width) with labels int64 (samples,)."""
-        validation = None
-        if self.data.validation:
-            validation = self._samples("validation")
-        return Splits(self._samples("train"), self._samples("test"), validation)
-
-    def _samples(self, split: str) -> TensorSamples:
-        """Return the samples of a split."""
-        return TensorSamples((self.tensors[f"{split}_images"], self.tensors[f"{split}_labels"]))
+        return Splits(**self.samples)
 
 
-def decode_images(data: ImageData) -> dict[str, Tensor]:
-    """Return `train_images`, `train_labels` and so on, normalized, of all splits that there are.
+def load_images(data: ImageData) -> dict[str, TensorSamples]:
+    """Return the normalized images and the labels of each split by its name.
 
     Raises ValueError if the files are not what `data.check()` accepts.
     """
@@ -62,11 +53,11 @@ def decode_images(data: ImageData) -> dict[str, Tensor]:
     numbers = torch.tensor([int(label) for label in labels])
     splits = data.split(labels, tested)
     table = _normalization_table(pixels[splits["train"]])
-    tensors: dict[str, Tensor] = {}
+    samples: dict[str, TensorSamples] = {}
     for name, indices in splits.items():
-        tensors[f"{name}_images"] = torch.from_numpy(table[pixels[indices]])
-        tensors[f"{name}_labels"] = numbers[indices]
-    return tensors
+        images = torch.from_numpy(table[pixels[indices]])
+        samples[name] = TensorSamples((images, numbers[indices]))
+    return samples
 
 
 def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
@@ -93,8 +84,9 @@ def _load_idx(data: Idx) -> Pixels:
 
 def _load_digits() -> Pixels:
     """Return the digits, enlarged to 28x28."""
-    table = np.loadtxt(DIGITS, dtype=np.uint8, delimiter=",")
-    small = torch.from_numpy(table[:, :-1].reshape(-1, 1, DIGIT_SIDE, DIGIT_SIDE)).float()
+    lines = read_bytes(DIGITS).replace(b"\n", b",").rstrip(b",").split(b",")
+    table = torch.tensor(list(map(int, lines))).view(-1, DIGIT_SIDE**2 + 1)
+    small = table[:, :-1].view(-1, 1, DIGIT_SIDE, DIGIT_SIDE).float()
     small = small * (255 / DIGIT_LEVELS)
     enlarged = interpolate(small, size=(ENLARGED_SIDE, ENLARGED_SIDE), mode="bilinear")
     pixels: Pixels = enlarged.round().to(torch.uint8).numpy()

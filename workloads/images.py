@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from workloads.labeled import Labeled
-from workloads.settings import Between, errors_naming, read_bytes
+from workloads.settings import Between, read_bytes
 
 # Each of the 1,797 lines has the 64 grey levels (0 to 16) of an image of 8x8 pixels, then its label. The
 # file is scikit-learn's (BSD 3-clause), of the UCI's "Optical Recognition of Handwritten Digits" (CC BY 4.0).
@@ -62,22 +62,18 @@ class Idx(Labeled):
 
     def check(self) -> None:
         """Raise ValueError unless both splits are complete and fit each other."""
-        with errors_naming("path"):
-            files = self.files()
-            for images_path, labels_path in (files[:2], files[2:]):
-                (images, _, _), _ = read_idx(images_path, 3)
-                (count,), labels = read_idx(labels_path, 1)
-                if images != count:
-                    raise ValueError(
-                        f"{labels_path}: found {count} labels; allowed: {images}, one for each"
-                        f" image of {images_path}"
-                    )
-                if max(labels) >= self.classes:
-                    raise ValueError(
-                        f"{labels_path}: found label {max(labels)}; allowed: 0 to"
-                        f" {self.classes - 1}, by classes"
-                    )
-            self.check_labels(files[3])
+        files = self.files()
+        for images_path, labels_path in (files[:2], files[2:]):
+            (images, _, _), _ = read_idx(images_path, 3)
+            (count,), labels = read_idx(labels_path, 1)
+            if images != count:
+                raise ValueError(
+                    f"{labels_path}: found {count} labels; allowed: {images}, as images"
+                )
+            if max(labels) >= self.classes:
+                allowed = f"0 to {self.classes - 1}, by classes"
+                raise ValueError(f"{labels_path}: found label {max(labels)}; allowed: {allowed}")
+        self.check_labels(files[3])
 
 
 def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
@@ -93,16 +89,13 @@ def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
     if len(content) < header_bytes or content[:4] != magic:
         beginning = content[:4].hex() or "an empty file"
         raise ValueError(
-            f"{path}: found {beginning} at the start; allowed: {magic.hex()}, IDX bytes in"
-            f" {dimensions} dimension(s)"
+            f"{path}: found {beginning} at the start; allowed: {magic.hex()}, as of IDX"
         )
     shape = struct.unpack(f">{dimensions}I", content[4:header_bytes])
     values = memoryview(content)[header_bytes:]
     if not values or len(values) != math.prod(shape):
         sizes = " x ".join(map(str, shape))
-        raise ValueError(
-            f"{path}: found {len(values)} values; allowed: the {sizes} of its header, and not none"
-        )
+        raise ValueError(f"{path}: found {len(values)} values; allowed: {sizes} and more than 0")
     return shape, values
 
 

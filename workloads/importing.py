@@ -59,12 +59,10 @@ def import_file(path: Path) -> ModuleType:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise ValueError, with a similar name if there is one, for a Python file that does not exist."""
+    """Raise ValueError for a Python file that does not exist."""
     if not path.is_file():
-        siblings = sorted(sibling.name for sibling in path.parent.glob("*.py"))
-        raise ValueError(
-            f"{path}: found no such file{suggestion(path.name, siblings)}; allowed: a Python file"
-        )
+        siblings = ", ".join(sorted(sibling.name for sibling in path.parent.glob("*.py")))
+        raise ValueError(f"{path}: found no such file; allowed: a Python file ({siblings})")
 
 
 def make_importable(folder: Path) -> None:
@@ -80,8 +78,7 @@ def make_importable(folder: Path) -> None:
     if entry in sys.path:
         return  # PYTHONPATH has it, for example
     for name, module in list(sys.modules.items()):
-        file = _file_of(module)
-        if not _is_users(file) or file.startswith(entry + os.sep):
+        if _user_folder_of(getattr(module, "__file__", None)) in (None, entry):
             continue
         if PathFinder.find_spec(name.partition(".")[0], [entry]) is not None:
             del sys.modules[name]
@@ -93,10 +90,10 @@ def user_files() -> dict[str, Path]:
     """Return the files of users' modules that were imported, by the path below their folder."""
     paths: dict[str, Path] = {}
     for name, module in sorted(sys.modules.items()):
-        file = _file_of(module)
-        if name.partition(".")[0] not in OUR_PACKAGES and _is_users(file):
-            folder = next(entry for entry in user_folders if file.startswith(entry + os.sep))
-            paths[Path(file).relative_to(folder).as_posix()] = Path(file)
+        file = getattr(module, "__file__", None)
+        folder = _user_folder_of(file)
+        if folder is not None and name.partition(".")[0] not in OUR_PACKAGES:
+            paths[Path(file or "").relative_to(folder).as_posix()] = Path(file or "")
     return paths
 
 
@@ -106,17 +103,13 @@ def suggestion(name: str, candidates: list[str]) -> str:
     return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
-def _file_of(module: ModuleType) -> str:
-    """Return the file of a module; empty for one that is built into Python, or a namespace."""
-    file = getattr(module, "__file__", None)
-    return file if isinstance(file, str) else ""
-
-
-def _is_users(file: str) -> bool:
-    """Return whether a module's file is in a folder that a workload was loaded from."""
-    if f"{os.sep}site-packages{os.sep}" in file:  # of a virtual environment next to the sweep
-        return False
-    return file.startswith(tuple(folder + os.sep for folder in user_folders))
+def _user_folder_of(file: str | None) -> str | None:
+    """Return the folder of a user that a module's file is in, None for any other module."""
+    if (
+        file is None or f"{os.sep}site-packages{os.sep}" in file
+    ):  # of an environment next to the sweep
+        return None
+    return next((folder for folder in user_folders if file.startswith(folder + os.sep)), None)
 
 
 @contextmanager
@@ -134,7 +127,7 @@ def _errors_naming_lines() -> Iterator[None]:
         SystemExit,
     ) as error:  # a script that ends with sys.exit() would end the command
         frames = traceback.extract_tb(error.__traceback__)
-        users = [frame for frame in frames if _is_users(frame.filename)]
+        users = [frame for frame in frames if _user_folder_of(frame.filename)]
         location = f"{users[-1].filename}:{users[-1].lineno}: " if users else ""
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         package = (getattr(error, "name", None) or "").partition(".")[0]

@@ -82,10 +82,8 @@ class Labeled(Settings):
         trained = {labels[index] for index in self.split(labels, tested)["train"]}
         untrained = sorted(set(labels) - trained)
         if untrained or len(trained) < 2:
-            raise ValueError(
-                f"{path}: found no sample to train on of {untrained or 'a second label'}; allowed: 2 labels"
-                " or more, each with samples to train on when 15% are held out or in the test set"
-            )
+            found = f"no sample to train on of {untrained or 'a second label'}"
+            raise ValueError(f"{path}: found {found}; allowed: some of each of 2 labels or more")
 
     def _validation_count(self, count: int) -> int:
         """Return how many of a class's training samples are taken for validation.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -80,8 +79,9 @@ class Settings:
     def check(self) -> None:
         """Check the files before anything starts.
 
-        Raises ValueError that names the file, what was found and what is allowed. Where the message
-        begins with the name of a field and a colon, the harness shows that key of the sweep file.
+        Raises ValueError that names the file, what was found and what is allowed, or OSError. Where the
+        message begins with the name of a field and a colon, or with the path of a setting, the harness shows
+        that key of the sweep file.
         """
 
     def conflict(self, axes: dict[str, Any]) -> str | None:
@@ -129,19 +129,6 @@ def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> list[Pat
     return files
 
 
-@contextmanager
-def errors_naming(key: str) -> Iterator[None]:
-    """Put `key`, the setting that named a file, in front of the ValueError or OSError inside."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"{key}: {error.filename}: found {error.strerror}; allowed: a readable file"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
-
-
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is gzipped; raises ValueError and OSError."""
     content = path.read_bytes()
@@ -150,9 +137,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}: found a corrupted gzip file ({error}); allowed: a complete one"
-        ) from None
+        raise ValueError(f"{path}: found {error}; allowed: a complete gzip file") from None
 
 
 def unfilled_batch(axes: dict[str, Any], samples: int) -> str | None:

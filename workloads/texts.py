@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from workloads.labeled import Labeled
-from workloads.settings import Between, Seed, errors_naming, read_bytes
+from workloads.settings import Between, Seed, read_bytes
 from workloads.tickets import Row, ticket_labels, tickets
 
 
@@ -51,8 +51,7 @@ class Csv(Labeled):
 
     def check(self) -> None:
         """Raise ValueError unless the files are well-formed and their classes can be learned."""
-        with errors_naming("path"):
-            self.check_labels(self.files()[-1])
+        self.check_labels(self.files()[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,33 +84,22 @@ def read_rows(path: Path, text_column: str, label_column: str) -> list[Row]:
 
     Spaces around labels are removed, empty lines are skipped. Raises ValueError and OSError.
     """
-    try:
-        content = read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: found {error}; allowed: UTF-8") from None
-    csv.field_size_limit(max(len(content), csv.field_size_limit()))  # by default 131,072 characters
-    reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
-    columns = list(reader.fieldnames or ())
-    for column in (text_column, label_column):
-        if columns.count(column) != 1:
-            raise ValueError(
-                f"{path}: found no single column {column!r}; allowed as text and label: one each of"
-                f" {', '.join(columns) or 'a header'}, separated by commas"
-            )
     rows: list[Row] = []
-    try:
-        for number, row in enumerate(reader, start=1):
-            text, label = row[text_column] or "", (row[label_column] or "").strip()
-            if None in row or None in row.values() or not text.strip() or not label:
-                raise ValueError(
-                    f"{path}: found row {number} with more or fewer fields than the header, or without"
-                    " text or label; allowed: a text and a label in every row"
-                )
-            rows.append((text, label))
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}: found {error} in line {reader.line_num}; allowed: well-formed CSV"
-        ) from None
+    csv.field_size_limit(2**31 - 1)  # by default 131,072 characters
+    with io.TextIOWrapper(io.BytesIO(read_bytes(path)), "utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                text, label = row[text_column] or "", (row[label_column] or "").strip()
+                if None in row or not text.strip() or not label:
+                    raise ValueError("more fields than the header, or no text or label")
+                rows.append((text, label))
+        except KeyError as error:
+            allowed = f"text and label among {', '.join(reader.fieldnames or ())}"
+            raise ValueError(f"{path}: found no column {error}; allowed: {allowed}") from None
+        except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
+            found = f"{error} in line {reader.line_num}"
+            raise ValueError(f"{path}: found {found}; allowed: CSV in UTF-8") from None
     if not rows:
         raise ValueError(f"{path}: found no rows; allowed: a header and at least one row")
     return rows

@@ -6,19 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
-from tokenizers.processors import BertProcessing
-from tokenizers.trainers import WordPieceTrainer
+from tokenizers import BertWordPieceTokenizer, Tokenizer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000  # characters at most that get tokens of their own
 MIN_FREQUENCY = 2  # occurrences at least of a pair that is merged into a token
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[list[int]]:
+def encode(
+    tokenizer: Tokenizer | BertWordPieceTokenizer, texts: Sequence[str], sequence: int
+) -> list[list[int]]:
     """Return the token ids of each text, cut to `sequence` tokens and not padded."""
     tokenizer.enable_truncation(sequence)
     tokenizer.no_padding()
@@ -27,7 +24,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], sequence: int) -> list[li
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+def trained(texts: Sequence[str], vocabulary: int) -> BertWordPieceTokenizer:
     """Return an uncased tokenizer of at most `vocabulary` tokens, which follows from the texts alone.
 
     The trainer numbers characters in the order of a hash table, which differs between processes,
@@ -36,10 +33,11 @@ def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     """
     # It trains in the calling thread, which only this variable can tell it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    learner = _make_tokenizer({})
+    learner = BertWordPieceTokenizer()
     alphabet = _alphabet(learner, texts)
     continuations = [f"##{character}" for character in alphabet]
-    trainer = WordPieceTrainer(
+    learner.train_from_iterator(
+        texts,
         vocab_size=vocabulary,
         min_frequency=MIN_FREQUENCY,
         special_tokens=[*SPECIAL, *alphabet, *continuations],
@@ -47,31 +45,14 @@ def trained(texts: Sequence[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    learner.train_from_iterator(texts, trainer)
-    return _make_tokenizer(learner.get_vocab())
+    return BertWordPieceTokenizer(learner.get_vocab())
 
 
-def _make_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    """Return a tokenizer with BERT's normalization and the given vocabulary, token to id.
-
-    With a vocabulary, it puts [CLS] before and [SEP] after each text.
-    """
-    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
-    if vocabulary:
-        tokenizer.add_special_tokens(list(SPECIAL))
-        separator = ("[SEP]", vocabulary["[SEP]"])
-        start = ("[CLS]", vocabulary["[CLS]"])
-        tokenizer.post_processor = BertProcessing(separator, start)
-    return tokenizer
-
-
-def _alphabet(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+def _alphabet(tokenizer: BertWordPieceTokenizer, texts: Sequence[str]) -> list[str]:
     """Return the most frequent characters of the normalized texts, sorted."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(tokenizer.normalizer.normalize_str(text))
+        counts.update(tokenizer.normalize(text))
     by_frequency = sorted(counts, key=lambda character: (-counts[character], character))
     frequent = by_frequency[:MAX_ALPHABET]
     return sorted(character for character in frequent if not character.isspace())

@@ -50,7 +50,7 @@ from harness.render.results import show_results
 from harness.render.starting import show_first_sweep
 from harness.spec.cluster import with_parallel, with_tolerance
 from harness.spec.workload import named_declaration
-from workloads.catalog import BUILT_IN, installed_names
+from workloads.catalog import BUILT_IN
 
 FAILED = 1  # exit code: a trial failed or was interrupted
 INCONCLUSIVE = 3  # exit code: a trial stayed invalid, --until was not reached
@@ -180,7 +180,7 @@ def workloads(
     if name:
         show_workload(name, named_declaration(name, Path.cwd()))
     else:
-        show_workloads(BUILT_IN, installed_names())
+        show_workloads(BUILT_IN)
 
 
 @app.command(

@@ -14,7 +14,6 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from harness.core.control_groups import oom_kills
@@ -109,8 +108,6 @@ class Runner:
     # The attempt that a trial's reruns are counted from, by its id; of others the first of this
     # run.
     first_attempts: Mapping[str, int] = field(default_factory=dict)
-    # An empty folder in which ranks share decoded data sets, for as long as this object is used.
-    shared_data: Path | None = None
     poll_seconds: float = POLL
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
@@ -351,7 +348,6 @@ class Runner:
         stack = self.stacks.get(trial.cell.axes.stack or "")
         if stack is not None:
             installed, interpreter = stack.installed, stack.executable
-        shared_data = None if self.shared_data is None else str(self.shared_data)
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
@@ -369,7 +365,6 @@ class Runner:
             repository=self.provenance.repository,
             installed=installed,
             interpreter=interpreter,
-            shared_data=shared_data,
             packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
         )
 

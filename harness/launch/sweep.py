@@ -9,7 +9,6 @@ from typing import Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
-from harness.core.scratch import ScratchFolder
 from harness.hardware import machine
 from harness.hardware.mfu import device_of
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
@@ -196,7 +195,6 @@ def run(
             arrange=side_by_side(MachineRoom.of(profile), profile.parallel),
             stop=stop,
             stacks=stacks,
-            shared_data=stack.enter_context(ScratchFolder("data")).path,
         )
         if redo != "all":
             for trial in planned.pending:

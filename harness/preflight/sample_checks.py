@@ -12,8 +12,7 @@ from harness.preflight.report import CheckFinding, passed, problem, skipped
 from harness.training.loader import epoch_order, make_loader
 from harness.training.order import BatchOrder
 from harness.training.ranks import seed_everything
-from workloads.base import Batch
-from workloads.datasets import load_splits
+from workloads.base import Batch, load_splits
 
 CLOCK_SECONDS = (
     1.1  # after which samples are drawn again: a generator may be seeded by whole seconds

@@ -31,8 +31,7 @@ from harness.spec.axes import Axes
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
-from workloads.base import Workload
-from workloads.datasets import load_splits
+from workloads.base import Workload, load_splits
 
 FOREIGN = (Path(harness.__file__).parent, Path(torch.__file__).parent)  # whose lines say little
 

@@ -46,8 +46,6 @@ class Assignment:
     mlflow: str | None = None  # its version
     repository: Repository | None = None
     installed: str | None = None  # SHA-256 of the list of packages in the sweep's folder
-    # A folder in which ranks share the data sets that they have decoded; None: they share none.
-    shared_data: str | None = None
     # What the interpreter of the cell's stack calls itself; None: it is not checked.
     interpreter: str | None = None
     lane: Lane = field(default_factory=Lane)  # what the ranks have for themselves of the machine

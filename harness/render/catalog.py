@@ -105,8 +105,8 @@ def describe_range(bounds: Meta) -> str:
     return f"{bounds.ge:.12g} to {bounds.le:.12g}"
 
 
-def show_workloads(workloads: Mapping[str, Declaration], installed: Sequence[str]) -> None:
-    """Print a line for each workload, and the names of those that other packages have."""
+def show_workloads(workloads: Mapping[str, Declaration]) -> None:
+    """Print a line for each workload."""
     console = TerminalConsole()
     table = Table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
     for name, declaration in workloads.items():
@@ -114,8 +114,6 @@ def show_workloads(workloads: Mapping[str, Declaration], installed: Sequence[str
         sources = ", ".join(_sources(declaration))
         table.add_row(name, str(declaration.batch_size), options, sources)
     show_table(console, table)
-    for name in installed:
-        console.print_text(f"{name}  of another package")
     console.print("\nharness workloads NAME, or file.py:Class, shows what each setting allows")
 
 

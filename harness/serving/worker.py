@@ -34,8 +34,7 @@ from harness.serving.trained import load_trained
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
-from workloads.base import Workload
-from workloads.datasets import load_splits
+from workloads.base import Workload, load_splits
 
 BATCHES = 16  # different ones of the test set that calls go through
 WARMUP = 20  # calls that don't count

@@ -179,7 +179,7 @@ class WorkloadRef:
     """A workload as a sweep refers to it."""
 
     label: str  # the sweep's name for it; no part of the identity
-    # A built-in name, package.module:Class, file.py:Class, an entry point, or a script: file.py
+    # A built-in name, package.module:Class, file.py:Class, or a script: file.py
     uses: str
     options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
     data: Mapping[str, Any]  # the same; paths of files are absolute

@@ -233,13 +233,15 @@ class SweepWorkload:
         settings = settings.with_paths_relative_to(base_folder(document))
         try:
             settings.check()
+        except OSError as error:
+            problem = f"{error.filename}: found {error.strerror}; allowed: a readable file"
+            raise document.error(_key_of(settings, key, problem), problem) from None
         except ValueError as error:
-            message = str(error)
             # At the field that the message begins with, if any.
-            name, _, problem = message.partition(": ")
+            name, _, problem = str(error).partition(": ")
             if name in {setting.name for setting in fields(settings)}:
                 raise document.error((*key, name), problem) from None
-            raise document.error(key, message) from None
+            raise document.error(_key_of(settings, key, str(error)), str(error)) from None
         return settings
 
     def _refer(self, identity: Mapping[str, Any], **own: Any) -> WorkloadRef:
@@ -264,6 +266,14 @@ class SweepWorkload:
             code=code,
             **own,
         )
+
+
+def _key_of(settings: Settings, key: Key, message: str) -> Key:
+    """Return the key of the setting whose file a message begins with, else that of all settings."""
+    for place, path in settings.paths().items():
+        if message.startswith(str(path)):
+            return (*key, place.partition("[")[0])
+    return key
 
 
 def plain(value: Any) -> Any:

@@ -52,8 +52,7 @@ from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
-from workloads.base import Samples, Splits, TensorSamples, Workload
-from workloads.datasets import load_splits
+from workloads.base import Samples, Splits, TensorSamples, Workload, load_splits
 
 # Attributes of a workload that are too large to be copied, and that training does not change.
 DATA = (Tensor, np.ndarray, Dataset, TensorSamples)

@@ -29,7 +29,6 @@ from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_
 from harness.training.strategies import strategy_class
 from workloads.base import Workload
 from workloads.catalog import load_class
-from workloads.shared import share_in
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
@@ -89,8 +88,6 @@ def load_workload(assignment: Assignment) -> Workload:
     reference = assignment.trial.cell.workload
     reference.require_class()
     base_folder = Path(assignment.base_folder)
-    if assignment.shared_data is not None:
-        share_in(Path(assignment.shared_data))
     workload_class = load_class(reference.uses, base_folder)
     check_code(reference, base_folder)
     options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)

@@ -31,8 +31,7 @@ from harness.training.epoch import (
 )
 from harness.training.order import BatchOrder
 from harness.training.ranks import derive_seed, generators_kept, seed_generators
-from workloads.base import Batch, Samples, StreamSamples, TensorSamples
-from workloads.datasets import DatasetSamples
+from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.

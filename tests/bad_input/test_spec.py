@@ -281,7 +281,7 @@ VALUES = [
     param(
         "vocabulary-of-a-folder",
         "name: demo\nworkloads:\n  distilbert:\n    options: {vocabulary: 512, pretrained: model}\n",
-        "sweep.yaml:4: workloads.distilbert.options: found vocabulary and pretrained; allowed: one of them",
+        "sweep.yaml:4: workloads.distilbert.options: found vocabulary and pretrained",
     ),
 ]
 

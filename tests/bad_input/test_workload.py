@@ -43,7 +43,7 @@ def test_workload_of_the_user(here: Path, module: str | None, problem: str) -> N
     [
         (
             "import workloads\n",
-            "found no workload; allowed: a class that derives from workloads.Workload",
+            "found 0 workloads; allowed: a class that derives from workloads.Workload",
         ),
         ("from workloads import Workload\nclass Mine(Workload): ...\n", "found no build_model, "),
         (

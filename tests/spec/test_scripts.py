@@ -51,7 +51,7 @@ def test_a_file_with_a_workload_is_none(tmp_path: Path) -> None:
 def test_a_file_whose_module_has_the_workload_is_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import mine_of_it\n")
     (tmp_path / "mine_of_it.py").write_text(OWN_CLASS)
-    with pytest.raises(BadInput, match="found no workload; allowed: a class that derives"):
+    with pytest.raises(BadInput, match="found 0 workloads; allowed: a class that derives"):
         plan(tmp_path, {})
 
 

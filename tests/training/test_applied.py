@@ -35,10 +35,9 @@ from harness.training.step import StepObserver, TrainStep
 from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
-from workloads.base import Batch, Splits, TensorSamples, Workload
+from workloads.base import Batch, Splits, TensorSamples, Workload, load_splits
 from workloads.cnn import CNN
 from workloads.cnn_settings import CNNOptions
-from workloads.datasets import load_splits
 from workloads.images import Digits
 from workloads.settings import Settings
 

@@ -21,8 +21,7 @@ from harness.spec.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU
-from workloads.base import Batch, Samples, TensorSamples
-from workloads.datasets import DatasetSamples
+from workloads.base import Batch, DatasetSamples, Samples, TensorSamples
 
 
 class RandomSamples:

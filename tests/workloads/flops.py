@@ -6,8 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.base import Workload
-from workloads.datasets import load_splits
+from workloads.base import Workload, load_splits
 
 
 def counted_per_sample(workload: Workload, samples: int) -> float:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.workloads.flops import counted_per_sample
+from workloads.base import TensorSamples
 from workloads.cnn import CNN
 from workloads.cnn_settings import CNNOptions
 from workloads.images import Digits, Idx
@@ -21,8 +22,8 @@ def test_flops_agree_with_torchs_counter(options: CNNOptions) -> None:
 def test_images_of_any_size(size: tuple[int, int]) -> None:
     images = torch.randn(2, 1, *size)
     workload = CNN(CNNOptions(width=2), Idx(path=Path()))
-    tensors = {"images": images, "labels": torch.tensor([0, 1])}
-    workload.tensors = {f"{s}_{name}": t for name, t in tensors.items() for s in ("train", "test")}
+    samples = TensorSamples((images, torch.tensor([0, 1])))
+    workload.samples = {"train": samples, "test": samples}
     assert workload.build_model()(images).shape == (2, 10)
     assert workload.flops_per_sample() == counted_per_sample(workload, 2)
 

@@ -13,15 +13,10 @@ import torch
 from tests.support.images import idx
 from tests.support.tree import TOP
 from workloads.gpt_settings import TextFile
+from workloads.image_classifier import load_images
 from workloads.images import Digits, Idx, ImageData
 from workloads.labeled import stratified
-from workloads.mlp import MLP
-from workloads.mlp_settings import MLPOptions
 from workloads.texts import Csv, TextData, Tickets, read_rows
-
-
-def images(data: ImageData) -> MLP:
-    return MLP(MLPOptions(), data)
 
 
 def texts(data: TextData) -> dict[str, list[tuple[str, str]]]:
@@ -47,15 +42,15 @@ def test_the_split_follows_its_seed() -> None:
 
 
 def test_digits() -> None:
-    tensors = images(Digits()).tensors
-    pixels, labels = tensors["train_images"], tensors["train_labels"]
-    assert pixels.shape[1:] == tensors["test_images"].shape[1:] == (1, 28, 28)
-    assert len(labels) + len(tensors["test_labels"]) == 1797
+    samples = load_images(Digits())
+    pixels, labels = samples["train"].tensors
+    assert pixels.shape[1:] == samples["test"].tensors[0].shape[1:] == (1, 28, 28)
+    assert len(labels) + len(samples["test"]) == 1797
     assert (pixels.dtype, labels.dtype) == (torch.float32, torch.int64)
     assert float(pixels.mean()) == pytest.approx(0, abs=1e-4)
     assert float(pixels.std()) == pytest.approx(1, abs=1e-4)
-    assert torch.equal(pixels, images(Digits()).tensors["train_images"])
-    assert not torch.equal(labels, images(Digits(split_seed=1)).tensors["train_labels"])
+    assert torch.equal(pixels, load_images(Digits())["train"].tensors[0])
+    assert not torch.equal(labels, load_images(Digits(split_seed=1))["train"].tensors[1])
 
 
 def test_idx_files_are_read_and_normalised_by_the_training_set(tmp_path: Path) -> None:
@@ -68,13 +63,12 @@ def test_idx_files_are_read_and_normalised_by_the_training_set(tmp_path: Path) -
         (tmp_path / f"{split}-images-idx3-ubyte.gz").write_bytes(content)
         labels = idx((count,), bytes(i % 2 for i in range(count)))
         (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(labels)
-    workload = images(Idx(path=tmp_path, classes=2))
+    samples = load_images(Idx(path=tmp_path, classes=2))
     grey = pixels.double()
     normal = ((grey - grey[:16].mean()) / grey[:16].std(correction=0)).float()
-    assert workload.image_size == (5, 4)
-    torch.testing.assert_close(workload.tensors["train_images"], normal[:16])
-    torch.testing.assert_close(workload.tensors["test_images"], normal[16:])
-    assert workload.tensors["test_labels"].tolist() == [0, 1, 0, 1]
+    torch.testing.assert_close(samples["train"].tensors[0], normal[:16])
+    torch.testing.assert_close(samples["test"].tensors[0], normal[16:])
+    assert samples["test"].tensors[1].tolist() == [0, 1, 0, 1]
 
 
 def test_a_single_csv_file_is_split(tmp_path: Path) -> None:
@@ -97,8 +91,8 @@ def real_data() -> Path:
 def test_real_images(real_data: Path) -> None:
     data = Idx(path=real_data / "mnist10k")
     data.check()
-    splits = images(data).splits()
-    assert (len(splits.train), len(splits.test)) == (10000, 10000)
+    samples = load_images(data)
+    assert (len(samples["train"]), len(samples["test"])) == (10000, 10000)
 
 
 def test_real_texts(real_data: Path) -> None:

@@ -22,8 +22,8 @@ from torch.utils.data import (
 from harness.measure.flops import flops_per_sample
 from tests.support.training import make_assignment, make_trainer
 from workloads import Batch, Classifier, Settings, Splits, StreamSamples, Workload
+from workloads.base import load_splits
 from workloads.catalog import load_class
-from workloads.datasets import load_splits
 
 SAMPLES, FEATURES = 200, 6
 
@@ -117,7 +117,7 @@ def test_what_is_no_data_set_is_told_what_to_write(
     monkeypatch: pytest.MonkeyPatch, splits: Any, message: str
 ) -> None:
     monkeypatch.setattr(Line, "splits", lambda self: splits)
-    with pytest.raises(TypeError, match=rf"Line.splits\(\): {message}"):
+    with pytest.raises(TypeError, match=rf"^splits\(\): {message}"):
         load_splits(make(Line))
 
 
@@ -172,7 +172,7 @@ def test_what_a_class_lacks_is_named(tmp_path: Path, methods: str, missing: str)
     if not missing:
         assert load_class("mine.py:Mine", tmp_path).__name__ == "Mine"
         return
-    with pytest.raises(ValueError, match=f"found no {missing} in Mine; allowed: a class that"):
+    with pytest.raises(ValueError, match=f"found no {missing} in Mine"):
         load_class("mine.py:Mine", tmp_path)
 
 

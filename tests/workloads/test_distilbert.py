@@ -125,7 +125,7 @@ def test_a_pretrained_folder_without_all_its_weights(checkpoint: Path) -> None:
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
         ValueError,
-        match=r"model.safetensors: found no fitting distilbert.transformer.layer.0.ffn.lin1",
+        match=r"model.safetensors: found no distilbert.transformer.layer.0.ffn.lin1",
     ):
         distilbert(DistilBertOptions(pretrained=checkpoint), DATA).build_model()
 

@@ -105,7 +105,5 @@ def test_a_few_steps_lower_the_loss() -> None:
 def test_a_text_is_long_enough_for_a_sequence_in_each_part(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("short")
-    with pytest.raises(ValueError, match=r"sequence: found 128; allowed: less than the 1 bytes of"):
+    with pytest.raises(ValueError, match=r"sequence: found 128; allowed: less than the 1 bytes"):
         TextFile(path=path).check()
-    with pytest.raises(ValueError, match=r"path: .*none: found No such file"):
-        TextFile(path=tmp_path / "none").check()

@@ -17,7 +17,7 @@ from harness.records.assignment import Assignment
 from harness.training.entry import load_workload
 from harness.training.ranks import derive_seed, seed_everything
 from tests.support.tree import TOP
-from workloads.datasets import load_splits
+from workloads.base import load_splits
 
 
 class JaxLoop:

@@ -24,8 +24,7 @@ from harness.training.loader import as_sequence
 from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, seed_everything
 from tests.support.training import CPU, NoEvaluation, make_trainer
-from workloads.base import Batch, Samples, Workload
-from workloads.datasets import load_splits
+from workloads.base import Batch, Samples, Workload, load_splits
 
 
 class Loop(Protocol):

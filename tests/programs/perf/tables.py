@@ -37,7 +37,7 @@ from tests.programs.perf.loops import Harness, Textbook
 from tests.programs.perf.overhead import DATA
 from tests.programs.perf.race import Race, estimate_ratio
 from tests.support.sweeps import load
-from workloads.datasets import load_splits
+from workloads.base import load_splits
 
 PLANNED_STEPS = 50_000  # for which learning-rate schedules are made; more than are ever trained
 # The steps whose losses must agree, and by how much they may differ, as a share. In fp32 the
