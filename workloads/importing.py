@@ -61,8 +61,8 @@ def import_file(path: Path) -> ModuleType:
 def check_is_file(path: Path) -> None:
     """Raise ValueError for a Python file that does not exist."""
     if not path.is_file():
-        siblings = ", ".join(sorted(sibling.name for sibling in path.parent.glob("*.py")))
-        raise ValueError(f"{path}: found no such file; allowed: a Python file ({siblings})")
+        similar = suggestion(path.name, [sibling.name for sibling in path.parent.glob("*.py")])
+        raise ValueError(f"{path}: found no such file{similar}; allowed: a Python file")
 
 
 def make_importable(folder: Path) -> None:

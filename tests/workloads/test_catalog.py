@@ -87,7 +87,7 @@ def test_a_class_from_a_package() -> None:
             "'code' is not a package; allowed: a module that is installed or next to",
         ),
         ("workloads.mlp:MPL", "found no workload 'MPL'; allowed: MLP"),
-        ("min.py:Mine", "min.py: found no such file; allowed: a Python file .mine.py."),
+        ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
         ("mine.py:Options", "mine.py: found no workload 'Options'"),
         ("mine.py:Unfinished", "found no build_model in Unfinished"),
     ],
