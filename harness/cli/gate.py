@@ -128,7 +128,7 @@ def gate(
             loaded, profile, options, lambda cell: print_message(gate_view.progress_line(cell))
         )
     if as_json:
-        print_json(gate_view.to_json(outcome))
+        print_json(outcome)
     else:
         gate_view.show_outcome(outcome)
     # The file is written whatever the outcome is: CI shows it above all for a gate that fails.
@@ -176,7 +176,7 @@ def bisect(
     with spinner():
         outcome = run_bisect(loaded, profile, options, bisect_view.show_step)
     if as_json:
-        print_json(bisect_view.to_json(outcome))
+        print_json(outcome)
     else:
         bisect_view.show(outcome)
     if outcome.exit_code:

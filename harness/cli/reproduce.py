@@ -248,7 +248,7 @@ def parity(
             on_cell=lambda cell: parity_view.show_cell(TerminalConsole(stderr=True), cell),
         )
     if as_json:
-        print_json(parity_view.to_json(measured))
+        print_json(measured)
     else:
         parity_view.show_parity(TerminalConsole(), measured)
         sweep_folder = results_folder.sweep_folder(loaded.name)

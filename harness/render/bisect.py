@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
 from rich.markup import escape
 
@@ -79,17 +77,3 @@ def lines(outcome: BisectOutcome) -> list[str]:
         f"against its parent: {_describe(outcome.against_parent)}{doubt}",
         last_line,
     ]
-
-
-def to_json(outcome: BisectOutcome) -> dict[str, Any]:
-    """Return all of the outcome, with commits by their full ids."""
-    parent = outcome.against_parent
-    return {
-        "exit_code": outcome.exit_code,
-        "options": asdict(outcome.options),
-        "cell": outcome.cell.id,
-        "label": outcome.cell.label,
-        "suspects": [asdict(commit) for commit in outcome.suspects],
-        "against_parent": None if parent is None else asdict(parent),
-        "steps": [asdict(step) for step in outcome.steps],  # in the order of measuring
-    }

@@ -236,7 +236,7 @@ def show_effects(attributions: Mapping[str, Attribution], *, as_json: bool) -> N
     `attributions` are by the workload's label. With `as_json` they are printed as JSON instead.
     """
     if as_json:
-        print_json({label: asdict(attribution) for label, attribution in attributions.items()})
+        print_json(attributions)
         return
     console = TerminalConsole()
     for label, attribution in attributions.items():

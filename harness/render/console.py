@@ -10,8 +10,9 @@ our own texts: `escape` of `rich.markup` is for those of others, and tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import rich.table
@@ -23,7 +24,9 @@ from rich.segment import Segment
 from rich.text import Text
 
 from harness.core.progress import progress_shown_by
+from harness.records.record import Record
 from harness.render.table import TERMINAL_STYLES, Look, Table, pieces, plain_text
+from harness.spec.cell import Cell, Trial
 
 # C0 but the line feed, DEL and C1, whose \x9b begins a sequence as ESC [ does, and the marks that
 # reverse the direction of the text after them.
@@ -33,6 +36,8 @@ CONTROL_CHARACTERS = {
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
 } - {ord("\n")}
+# Properties of results that JSON has as well as their fields.
+ANSWERS = ("exit_code", "is_same", "rung", "suggested")
 WIDEST = 10_000  # columns of a table where nobody looks on
 GAP = 2  # columns between those of a table
 SHORTEST_NAME = 12  # columns that the names of rows have at least, before numbers wrap
@@ -73,9 +78,31 @@ class TerminalConsole(Console):
                 yield Segment(text, segment.style, segment.control)
 
 
-def print_json(content: Any) -> None:
-    """Print JSON for other programs; paths and other objects are texts."""
-    print(json.dumps(content, indent=1, default=str))
+def print_json(result: Any) -> None:
+    """Print what a command has come to as JSON for other programs: numbers are not rounded."""
+    print(json.dumps(_jsonable(result), indent=1, default=str))
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a result as JSON can hold it: the fields of an object, and what it answers.
+
+    A cell is its id and its label, and a trial or a record has that and its own id.
+    """
+    if isinstance(value, Cell):
+        return {"id": value.id, "label": value.label}
+    if isinstance(value, Trial):
+        return {"id": value.id, "cell": _jsonable(value.cell), "seed": value.seed}
+    if isinstance(value, Record):
+        return _jsonable(value.trial)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        names += [name for name in ANSWERS if hasattr(type(value), name) and name not in names]
+        return {name: _jsonable(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return value
 
 
 @contextmanager

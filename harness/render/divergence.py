@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from harness.core.text import listed
-from harness.records.trace import AFTER_MICRO_STEPS, PHASES, Mark
+from harness.records.trace import AFTER_MICRO_STEPS, Mark
 from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import MISSING
 from harness.render.table import Table
-from harness.reproduce.divergence import Divergence, RankMark
+from harness.reproduce.divergence import Divergence
 from harness.reproduce.recorded import RecordedDiff
 from harness.reproduce.tracing import TraceDiff
 from harness.reproduce.values import TensorDifference
@@ -46,7 +44,7 @@ TENSORS_SHOWN = 10
 def show_diff(a: Trial, b: Trial, diff: TraceDiff, *, as_json: bool) -> None:
     """Print where two traced trials diverge."""
     if as_json:
-        print_json(to_json(a, b, diff))
+        print_json({"a": a, "b": b, "settings": differing_settings(a.cell, b.cell), "diff": diff})
         return
     console = TerminalConsole()
     for line in [*heading(a, b), *description(a, b, diff)]:
@@ -176,52 +174,10 @@ def moment(mark: Mark) -> str:
     return ", ".join(parts)
 
 
-def to_json(a: Trial, b: Trial, diff: TraceDiff) -> dict[str, Any]:
-    """Return a comparison of runs as JSON can hold it."""
-    where = diff.tensors or diff.steps
-    earliest = None
-    if where.divergence is not None:
-        earliest = entry_to_json(where.divergence.earliest)
-    tensors = []
-    for difference in diff.differences:
-        sizes = {
-            "elements": difference.elements,
-            "differing": difference.differing,
-            "largest_ulp": difference.largest_ulp,
-            "largest_absolute": difference.largest_absolute,
-            "largest_relative": difference.largest_relative,
-        }
-        tensors.append(entry_to_json(difference.at) | sizes)
-    return {
-        "a": {"cell": a.cell.id, "seed": a.seed},
-        "b": {"cell": b.cell.id, "seed": b.seed},
-        "settings": differing_settings(a.cell, b.cell),
-        "same": diff.is_same,
-        "only_a": list(diff.only_a),
-        "only_b": list(diff.only_b),
-        "moments_compared": diff.steps.compared,
-        "phases": list(PHASES),
-        "first": earliest,
-        "tensors": tensors,
-    }
-
-
-def entry_to_json(entry: RankMark) -> dict[str, Any]:
-    """Return a mark of a rank as JSON can hold it."""
-    micro_step = entry.mark.micro_step
-    return {
-        "rank": entry.rank,
-        "step": entry.mark.step,
-        "micro_step": None if micro_step == AFTER_MICRO_STEPS else micro_step,
-        "phase": entry.mark.phase,
-        "tensor": entry.mark.name,
-    }
-
-
 def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
     """Print where two recorded trials diverge."""
     if as_json:
-        print_json(_recorded_to_json(diff))
+        print_json(diff)
         return
     console = TerminalConsole()
     for line in [*heading(diff.a.trial, diff.b.trial), *_record_lines(diff)]:
@@ -244,17 +200,3 @@ def _record_lines(diff: RecordedDiff) -> list[str]:
         )
         return lines
     return lines + [f"run again: {line}" for line in description(diff.a.trial, diff.b.trial, again)]
-
-
-def _recorded_to_json(diff: RecordedDiff) -> dict[str, Any]:
-    """Return what is known of two recorded trials as JSON can hold it."""
-    content: dict[str, Any] = {
-        "a": {"trial": diff.a.trial.id},
-        "b": {"trial": diff.b.trial.id},
-        "same": diff.is_same,
-        "recorded": asdict(diff.agreement),
-        "again": None,
-    }
-    if diff.again is not None:
-        content["again"] = to_json(diff.a.trial, diff.b.trial, diff.again)
-    return content

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
 from rich.markup import escape
 
@@ -213,34 +211,6 @@ def _percent(ratio: float | None) -> str:
 def _verdict(cell_outcome: CellOutcome) -> str:
     """Return the verdict on a cell in a word."""
     return "failed" if cell_outcome.measured.failure else cell_outcome.measured.verdict
-
-
-def to_json(outcome: GateOutcome) -> dict[str, Any]:
-    """Return all of the outcome, with the sentence on each cell that people read.
-
-    Numbers are not rounded: rates are in `unit`, ratios are throughput now over that before.
-    """
-    cells = []
-    for cell_outcome in outcome.cells:
-        cell = {
-            "cell": cell_outcome.cell.id,
-            "label": cell_outcome.cell.label,
-            "failed": outcome.has_failed(cell_outcome),
-            "summary": sentence(outcome, cell_outcome),
-            "is_repeatable": cell_outcome.is_repeatable,
-            "measured": asdict(cell_outcome.measured),
-        }
-        cells.append(cell)
-    return {
-        "exit_code": outcome.exit_code,
-        "commit": outcome.commit,
-        "hardware": outcome.hardware,
-        "load": outcome.load,
-        "options": asdict(outcome.options),
-        "lost": list(outcome.lost),
-        "new": list(outcome.new),
-        "cells": cells,
-    }
 
 
 def markdown(outcome: GateOutcome, name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -83,8 +82,7 @@ def show_checks(cluster: str, checks: Sequence[Check], *, passed: bool, as_json:
     `cluster` is the name of the profile.
     """
     if as_json:
-        contents = [asdict(check) for check in checks]
-        print_json({"cluster": cluster, "passed": passed, "checks": contents})
+        print_json({"cluster": cluster, "passed": passed, "checks": checks})
         return
     console = TerminalConsole()
     width = max(len(check.name) for check in checks)

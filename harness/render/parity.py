@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 from harness.analysis.cells import naming_axes
 from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import (
@@ -148,11 +145,3 @@ def show_parity(console: TerminalConsole, parity: SweepParity) -> None:
         console.print()
     for line in rule_lines(parity):
         console.print_text(line, "quiet")
-
-
-def to_json(parity: SweepParity) -> dict[str, Any]:
-    """Return the parity as JSON can hold it, with each cell's id and rung."""
-    content = asdict(parity)
-    for entry, cell in zip(content["cells"], parity.cells, strict=True):
-        entry["id"], entry["rung"] = cell.cell.id, cell.rung
-    return content

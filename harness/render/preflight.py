@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from rich.markup import escape
 
@@ -25,7 +24,7 @@ MARKS = {
 def show_checks(reports: Sequence[WorkloadReport], *, as_json: bool) -> None:
     """Print all checks of each workload with their advice, and how many mistakes there are."""
     if as_json:
-        print_json([asdict(report) for report in reports])
+        print_json(reports)
         return
     console = TerminalConsole()
     for report in reports:
@@ -48,7 +47,7 @@ def show_checks(reports: Sequence[WorkloadReport], *, as_json: bool) -> None:
 def show_rates(cells: Sequence[CellRates], *, as_json: bool) -> None:
     """Print the suggestion for each cell, with its range over the seeds."""
     if as_json:
-        print_json([{**asdict(cell), "suggested": cell.suggested} for cell in cells])
+        print_json(cells)
         return
     table = Table(("cell", "now", "suggested", "over seeds"), ("now", "suggested"))
     for cell in cells:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from harness.analysis.evidence import Fp64Problem
@@ -178,5 +177,4 @@ class ReproductionView:
 
 def print_verdict_json(verdict: ReproductionVerdict, folder: Path) -> None:
     """Print a verdict as JSON, with the folder of its records."""
-    content = asdict(verdict)
-    print_json({**content, "rung": verdict.rung, "folder": str(folder)})
+    print_json({"verdict": verdict, "folder": folder})

@@ -58,19 +58,12 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
     result = harness("diff", *folders, "--cluster", str(profile), "--json")
     assert result.code == 1, result.err
     content = json.loads(result.out)
-    assert content["recorded"]["first_difference"]["step"] in (7, 8)  # the loss of rank 1
-    again = content["again"]
-    assert (again["first"]["step"], again["first"]["phase"], again["first"]["rank"]) == (
-        7,
-        "optimizer",
-        1,
-    )
-    (tensor,) = again["tensors"]
-    assert (tensor["tensor"], tensor["differing"], tensor["largest_ulp"]) == (
-        "inner.0.weight",
-        1,
-        8,
-    )
+    assert content["agreement"]["first_difference"]["step"] in (7, 8)  # the loss of rank 1
+    (tensor,) = content["again"]["differences"]
+    first = tensor["at"]
+    assert (first["rank"], first["mark"]["step"], first["mark"]["phase"]) == (1, 7, "optimizer")
+    assert first["mark"]["name"] == "inner.0.weight"
+    assert (tensor["differing"], tensor["largest_ulp"]) == (1, 8)
 
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
     parity = read_parity(results.sweep_folder("line"))
     assert parity is not None
     assert (parity.references[0].control, parity.references[0].fp64_problem) == (None, None)
-    assert parity.cells[0].cell.id == cell["id"]
+    assert parity.cells[0].cell.id == cell["cell"]["id"]
     assert not list(tmp_path.glob("harness-parity-*"))
 
 

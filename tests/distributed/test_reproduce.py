@@ -19,7 +19,7 @@ pytestmark = pytest.mark.distributed
 def reproduce(run: Path, bundle: Path, *options: str) -> tuple[CommandResult, dict[str, Any]]:
     result = harness("reproduce", str(run), "--output", str(bundle), "--json", *options)
     assert result.out, result.err
-    return result, json.loads(result.out)
+    return result, json.loads(result.out)["verdict"]
 
 
 @pytest.mark.nightly
@@ -109,4 +109,4 @@ def test_what_a_workload_reads_by_itself_does_not_pass_for_rounding(
     monkeypatch.setenv("HIDDEN_NOISE", "1")
     noisy, verdict = reproduce(run, tmp_path / "noisy")
     assert noisy.code == 1, noisy.err
-    assert verdict["trials"][0]["agreement"]["fp64_problem"] == "not deterministic"
+    assert verdict["trials"][0]["rung"] in (None, "different")
