@@ -1,7 +1,7 @@
 """The weights of the best evaluation, for whoever uses the model; no trial resumes from them.
 
-They are a folder with `model.safetensors`, the unsharded parameters and persistent buffers, and `rest.pt`,
-which has what the model's state is beyond tensors, its other buffers and the workload's own state.
+They are a folder with `model.safetensors`, the unsharded parameters and all buffers, and `rest.pt`, which
+has what the model's state is beyond dense tensors, and the workload's own state.
 """
 
 from __future__ import annotations
@@ -51,20 +51,18 @@ def save_best(parts: TrialParts, state: TrainingState) -> None:
     """
     is_writer = parts.mesh.ranks.is_rank_0
     weights: dict[str, Tensor] = {}
-    rest: dict[str, Any] = {"others": {}, "buffers": {}, "workload": parts.workload_state.save()}
+    others: dict[str, Any] = {}
     # Shards are gathered one after the other, and ranks that do not write keep none.
-    for name, value in parts.model.state_dict().items():
+    for name, value in {**dict(parts.model.named_buffers()), **parts.model.state_dict()}.items():
         whole = full_tensor(value) if isinstance(value, Tensor) else value
         is_weight = isinstance(whole, Tensor) and whole.layout is torch.strided
         if is_writer and is_weight:
             weights[name] = whole.contiguous().clone()
         elif is_writer:
-            rest["others"][name] = whole
+            others[name] = whole
+    rest = {"others": others, "workload": parts.workload_state.save()}
     if not is_writer:
         return
-    for name, buffer in parts.model.named_buffers():
-        if name not in weights and name not in rest["others"]:
-            rest["buffers"][name] = buffer.detach().cpu()
     folder = parts.folder.best_checkpoints
     try:
         write_best(folder, parts.assignment.trial.id, state.step, weights, rest)
@@ -116,17 +114,16 @@ def load_best(folder: Path, model: nn.Module) -> dict[str, Any]:
     """
     try:
         weights = load_file(folder / WEIGHTS_FILE)
-        rest = torch.load(folder / REST_FILE, map_location="cpu", weights_only=True)
+        rest = torch.load(folder / REST_FILE, "cpu", weights_only=True)
     except Exception as error:
         raise BadCheckpoint(f"{folder}: can't be read: {one_line(error)}") from error
     state = {**weights, **rest["others"]}
-    parameters = dict(model.named_parameters())
-    persistent = {name: value for name, value in weights.items() if name not in parameters}
-    make_buffers(model, {**rest["buffers"], **persistent}, state)
-    model.load_state_dict(state)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = {name: value for name, value in weights.items() if name not in parameters}
+    make_buffers(model, buffers, saved=model.state_dict())
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            if name in rest["buffers"]:
-                buffer.copy_(rest["buffers"][name])
+            buffer.copy_(state[name])
     workload: dict[str, Any] = rest["workload"]
     return workload

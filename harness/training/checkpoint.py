@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from harness.core.errors import BadCheckpoint, BadInput, StorageError, one_line
+from harness.core.errors import BadInput, StorageError, one_line
 from harness.core.paths import TrialFolder, fsync_folder, write_atomically
 from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
@@ -54,9 +54,6 @@ class RankSeal:
     """The content of `rank<R>.seal`."""
 
     schema: str = SEAL_SCHEMA
-    step: int  # optimizer steps done
-    ranks: int  # that have a file each
-    attempt: int  # random, the same at all ranks: what two attempts have written is not mixed
     size: int  # bytes of the rank's file
     sha256: str
     conditions: Mapping[str, str] = field(default_factory=dict)
@@ -80,9 +77,7 @@ class Checkpointer:
     conditions: Mapping[str, str]  # that must be the same for a trial to resume
 
     def __post_init__(self) -> None:
-        """Agree on the attempt's number, by which its files know each other."""
-        drawn = int.from_bytes(os.urandom(7), "little")
-        self._attempt = self.mesh.broadcast_from_rank_0(drawn)
+        """Find the files of this rank."""
         self._rank = self.mesh.ranks.rank
         self._has_model = self.strategy.shards_parameters or self._rank == 0
         self._checkpoints = self.folder.resume_checkpoints
@@ -157,15 +152,8 @@ class Checkpointer:
                 file.flush()
                 os.fsync(file.fileno())
             size, digest = describe_file(path)
-            seal = RankSeal(
-                step=content["step"],
-                ranks=self.mesh.size,
-                attempt=self._attempt,
-                size=size,
-                sha256=digest,
-                conditions=self.conditions,
-                unsaved=content["unsaved"],
-            )
+            unsaved = content["unsaved"]
+            seal = RankSeal(size=size, sha256=digest, conditions=self.conditions, unsaved=unsaved)
             write_atomically(seal_path, sealed_text(asdict(seal)))
             fsync_folder(self._checkpoints)
         return size
@@ -177,12 +165,11 @@ class Checkpointer:
         """
         if self._rank != 0:
             return
-        newest = self._step_folder(step)
         checkpoints = self._newest_first()
-        kept = [path for path in checkpoints if path <= newest][:keep]
-        for path in checkpoints:
-            if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        kept = [other for other in checkpoints if other <= step][:keep]
+        for other in checkpoints:
+            if other not in kept:
+                shutil.rmtree(self._step_folder(other), ignore_errors=True)
 
     @cached_property
     def unsaved(self) -> str | None:
@@ -200,13 +187,13 @@ class Checkpointer:
         It goes into `state` and into all that this object was made with. `state` also gets the
         interruption that this puts an end to, and the checkpoints that were passed over.
         `rehearse_step()` computes a forward and a backward, and drops the gradients:
-        `Strategy.arranging_steps` says what for. Raises BadCheckpoint.
+        `Strategy.arranging_steps` says what for.
         """
         faults: list[str] = []
         step = self._newest_common_step(faults)
         for fault in faults:
             print(f"not resumed from {fault}", flush=True)
-        if step is not None:
+        if step >= 0:
             content = self._restore(step, rehearse_step)
             state.resume_from(content["state"], self._series.read(step))
             lost_seconds = max(0.0, time.time() - content["at"])
@@ -217,66 +204,47 @@ class Checkpointer:
         if self._rank == 0:  # what one rank says is enough
             state.refused_checkpoints = [*dict.fromkeys([*state.refused_checkpoints, *faults])]
 
-    def _newest_common_step(self, faults: list[str]) -> int | None:
-        """Return the newest step whose files all ranks hold, None if there is none.
+    def _newest_common_step(self, faults: list[str]) -> int:
+        """Return the newest step whose files all ranks hold, -1 if there is none.
 
         `faults` gets why this rank has passed over newer ones, a line each.
         """
-        candidates = self._newest_first()
+        checkpoints = self._newest_first()
         while True:
-            step, attempt = self._newest_sound(candidates, faults)
-            lowest, attempt_low, highest, attempt_high = self.mesh.all_reduce_min(
-                step, attempt, -step, -attempt
-            )
-            if lowest < 0:
-                return None
-            if lowest == -highest and attempt_low == -attempt_high:
+            step = next((step for step in checkpoints if self._is_sound(step, faults)), -1)
+            lowest, negated_highest = self.mesh.all_reduce_min(step, -step)
+            if lowest == -negated_highest:
                 return lowest
-            limit = self._step_folder(lowest)
-            if lowest == -highest:
-                faults.append(f"{limit}: found files of several attempts")
-                candidates = [path for path in candidates if path < limit]
-            elif step > lowest:
+            if step > lowest:
                 faults.append(f"{self._step_folder(step)}: another rank can't resume from it")
-                candidates = [path for path in candidates if path <= limit]
+            checkpoints = [step for step in checkpoints if step <= lowest]
 
-    def _newest_sound(self, candidates: list[Path], faults: list[str]) -> tuple[int, int]:
-        """Return step and attempt of the first checkpoint whose file of this rank is sound, -1 for none."""
-        for folder in candidates:
-            seal_path = folder / f"rank{self._rank}.seal"
-            if not seal_path.exists():  # the save was never finished
-                continue
-            try:
-                seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
-                fault = self._find_fault(folder, seal)
-            except (BadInput, OSError) as error:
-                fault = one_line(error)
-            if fault is None:
-                return seal.step, seal.attempt
+    def _is_sound(self, step: int, faults: list[str]) -> bool:
+        """Return whether this rank can resume from its own file of a checkpoint; else say why not."""
+        folder, name = self._step_folder(step), f"rank{self._rank}.pt"
+        seal_path = folder / f"rank{self._rank}.seal"
+        if not seal_path.exists():  # the save was never finished
+            return False
+        try:
+            seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
+            fault = seal.unsaved or find_mismatch(seal.conditions, self.conditions)
+            if fault is None and describe_file(folder / name) != (seal.size, seal.sha256):
+                fault = f"{name}: found another size or SHA-256 than its seal has: it is damaged"
+            if fault is None and self._series.steps() < step:
+                fault = f"{self._series.path.name}: found {self._series.steps()} steps"
+        except (BadInput, OSError) as error:
+            fault = one_line(error)
+        if fault is not None:
             faults.append(f"{folder}: {fault}")
-        return -1, -1
+        return fault is None
 
-    def _find_fault(self, folder: Path, seal: RankSeal) -> str | None:
-        """Return why this rank can't resume from its own file of a checkpoint, None if it can."""
-        if seal.unsaved is not None:
-            return seal.unsaved
-        if seal.ranks != self.mesh.size:
-            return f"ranks: found {seal.ranks}; allowed: {self.mesh.size}"
-        mismatch = find_mismatch(seal.conditions, self.conditions)
-        if mismatch is not None:
-            return mismatch
-        name = f"rank{self._rank}.pt"
-        if describe_file(folder / name) != (seal.size, seal.sha256):
-            return f"{name}: found another size or SHA-256 than its seal has: it is damaged"
-        if self._series.steps() < seal.step:
-            return f"{self._series.path.name}: found {self._series.steps()} steps"
-        return None
-
-    def _restore(self, step: int, rehearse_step: Callable[[], None]) -> dict[str, Any]:
+    def _restore(self, step: int, rehearse_step: Callable[[], None]) -> Mapping[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
         folder = self._step_folder(step)
-        content = _load(folder / f"rank{self._rank}.pt")
-        shared = content if self._has_model else _load(folder / "rank0.pt")
+        content = torch.load(folder / f"rank{self._rank}.pt", "cpu", weights_only=True)
+        shared = content
+        if not self._has_model:
+            shared = torch.load(folder / "rank0.pt", "cpu", weights_only=True)
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(step, self.strategy.arranging_steps)):
             rehearse_step()
@@ -291,7 +259,8 @@ class Checkpointer:
         self.scaler.restore(content["scaler"])
         self.workload_state.load(content["workload"])
         _restore_random_state(content["random"])
-        return content
+        restored: Mapping[str, Any] = content
+        return restored
 
     @torch.no_grad()
     def _load_model(self, saved: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
@@ -307,12 +276,13 @@ class Checkpointer:
     # Folders
 
     def _step_folder(self, step: int) -> Path:
-        """Return the folder of a checkpoint; names sort as steps do."""
+        """Return the folder of a checkpoint."""
         return self._checkpoints / f"step-{step:09d}"
 
-    def _newest_first(self) -> list[Path]:
-        """Return the folders of all checkpoints, those with the most steps first."""
-        return sorted(self._checkpoints.glob("step-*"), reverse=True)
+    def _newest_first(self) -> list[int]:
+        """Return the steps of all checkpoints, the greatest first."""
+        folders = self._checkpoints.glob("step-*")
+        return sorted((int(path.name.removeprefix("step-")) for path in folders), reverse=True)
 
 
 def make_buffers(model: nn.Module, buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
@@ -335,15 +305,6 @@ def describe_file(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """Return what a rank has written; raises BadCheckpoint."""
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of pickle, zip files or the disk
-        raise BadCheckpoint(f"{path}: can't be read: {one_line(error)}") from error
-    return content
 
 
 def _copied(value: Any) -> Any:

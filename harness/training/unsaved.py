@@ -6,8 +6,8 @@ texts, tensors, generators, and containers of them. Of a data set they are gener
 
 from __future__ import annotations
 
+import pickle
 import random
-import zlib
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
@@ -21,7 +21,7 @@ from workloads.base import Samples, Workload
 
 LONGEST = 1000  # entries of a container, or elements of a tensor, that are looked at
 MOST_LEAVES = 10_000  # of an object
-DEEPEST = 4  # of an object in an object
+DEEPEST = 8  # of an object in an object, each of which has entries in between
 LIBRARIES = {"torch", "transformers", "builtins"}  # whose modules keep their state in buffers
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, np.generic)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -103,13 +103,13 @@ class UnsavedState:
         if isinstance(value, (*PLAIN_TYPES, *GENERATORS, Tensor, np.ndarray)):
             yield value
             return
+        if isinstance(value, nn.Module):  # such as a copy whose weights are an average
+            value = value.state_dict()
         entries: Any = ()
         if isinstance(value, list | tuple | set | frozenset):
             entries = value
         elif isinstance(value, Mapping):
             entries = value.items()
-        elif isinstance(value, nn.Module):  # such as a copy whose weights are an average
-            entries = value.state_dict().items()
         elif hasattr(value, "__dict__") and not callable(value):
             entries = vars(value).items()
         yield len(entries)
@@ -128,18 +128,14 @@ def is_plain(value: Any) -> bool:
 
 def _describe(leaf: Any) -> Any:
     """Return what a value is like: of a large tensor, how often it was changed."""
-    if isinstance(leaf, Tensor):
-        if leaf.numel() <= LONGEST and leaf.layout is torch.strided:
-            return leaf.shape, repr(leaf.detach().cpu().tolist())
-        return leaf.shape, id(leaf), 0 if leaf.is_inference() else leaf._version
+    if isinstance(leaf, torch.Generator):
+        return leaf.get_state().tolist()
+    if isinstance(leaf, GENERATORS):
+        return pickle.dumps(leaf)
     if isinstance(leaf, np.ndarray):
         return leaf.shape, repr(leaf.reshape(-1)[:LONGEST].tolist())
-    if isinstance(leaf, np.random.Generator):
-        return repr(leaf.bit_generator.state)
-    if isinstance(leaf, np.random.RandomState):
-        return repr(leaf.get_state(legacy=False))
-    if isinstance(leaf, random.Random):
-        return hash(leaf.getstate())
-    if isinstance(leaf, torch.Generator):
-        return zlib.crc32(leaf.get_state().numpy().tobytes())
-    return repr(leaf)
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    if leaf.numel() <= LONGEST and leaf.layout is torch.strided:
+        return leaf.shape, repr(leaf.tolist())
+    return leaf.shape, id(leaf), 0 if leaf.is_inference() else leaf._version

@@ -75,5 +75,5 @@ def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) ->
     assert whole.ranks.across.saves is None
     for rank in resumed.ranks:
         assert rank.saves is not None
-        assert rank.saves.count >= 2
+        assert rank.saves.count >= 1
         assert rank.saves.blocked_seconds > 0
