@@ -34,7 +34,7 @@ from harness.cli.arguments import (
     with_seeds,
 )
 from harness.cli.completion import complete_workloads
-from harness.core.fetch import download, existing_files, find_data_set
+from harness.core.fetch import fetch_files
 from harness.core.paths import Results
 from harness.interface.planning import estimate_cells, load_planned
 from harness.interface.running import run_sweep, trials_to_redo
@@ -309,16 +309,11 @@ def fetch(
     Use the folder with `harness run SWEEP --data DIR`.
     """
 
-    data_set = find_data_set(name)
-    existing = existing_files(data_set, to)
     console = TerminalConsole()
-    for file_name in data_set.registry:
-        status = "already there"
-        if file_name not in existing:
-            download(data_set, file_name, to, progressbar=sys.stderr.isatty())
-            status = "fetched and verified"
-        size = (to / file_name).stat().st_size
-        console.print_markup(f"[green]✓[/] {file_name}: {status}, {size:,} bytes")
+    for file, is_there in fetch_files(name, to, progressbar=sys.stderr.isatty()):
+        status = "already there" if is_there else "fetched and verified"
+        size = file.stat().st_size
+        console.print_markup(f"[green]✓[/] {file.name}: {status}, {size:,} bytes")
     path = escape(shlex.quote(str(to)))
     console.print_markup(f"[bold]next[/]  harness run mnist --data {path}")
 

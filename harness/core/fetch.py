@@ -8,7 +8,7 @@ complete. It cannot resume one: the next attempt starts from the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,45 +55,40 @@ DATA_SETS = {
 }
 
 
-def find_data_set(name: str) -> DataSet:
-    """Return the data set of that name; raises BadInput if there is none."""
-    if name not in DATA_SETS:
-        raise BadInput(f"data set {name!r}: unknown; {did_you_mean(name, DATA_SETS)}")
-    return DATA_SETS[name]
+def fetch_files(
+    name: str, folder: Path, *, progressbar: bool = False
+) -> Iterator[tuple[Path, bool]]:
+    """Yield the verified files of a data set in a folder, each with whether it was there already.
 
-
-def existing_files(data_set: DataSet, folder: Path) -> list[str]:
-    """Return the names of the files that `folder` has already, each of them verified.
-
-    Raises BadInput for a different file under one of the names, which may be the user's own and is
-    not overwritten, and for one that can't be read.
+    A file that is missing is downloaded, and the folder made if it does not exist. Raises BadInput for an
+    unknown name, for a folder that can't be written, and for a different file under one of the names, which
+    may be the user's own and is not overwritten; HarnessError if all mirrors fail.
     """
     import pooch  # half a second, for this one command
 
-    names = []
-    for name, sha256 in data_set.registry.items():
-        path = folder / name
+    if name not in DATA_SETS:
+        raise BadInput(f"data set {name!r}: unknown; {did_you_mean(name, DATA_SETS)}")
+    data_set = DATA_SETS[name]
+    for file_name, digest in data_set.registry.items():
+        path = folder / file_name
         try:
-            if not path.exists():
-                continue
-            digest = pooch.file_hash(path)
+            is_there = path.exists()
+            if is_there and pooch.file_hash(path) != digest:
+                raise BadInput(
+                    f"{path}: found a different file than the public one (sha256 {digest}); move it away or"
+                    " choose another folder"
+                )
+            if not is_there:
+                _download(data_set.mirrors, path.absolute(), digest, progressbar=progressbar)
         except OSError as error:
-            raise _folder_error(folder, error) from None
-        if digest != sha256:
-            raise BadInput(
-                f"{path}: found a different file (sha256 {digest}), allowed: the public one"
-                f" (sha256 {sha256}); move it away or choose another folder"
-            )
-        names.append(name)
-    return names
+            reason = error.strerror or one_line(error)
+            allowed = "a folder that can be written"
+            raise BadInput(f"{folder}: can't be used: {reason}; allowed: {allowed}") from None
+        yield path, is_there
 
 
-def download(data_set: DataSet, name: str, folder: Path, *, progressbar: bool = False) -> None:
-    """Download a file of a data set into `folder` from the first mirror that serves it intact.
-
-    The folder is created if it does not exist. `progressbar` shows one on stderr. Raises HarnessError
-    with the reason of each mirror if all of them fail, BadInput if the folder can't be written.
-    """
+def _download(mirrors: Sequence[str], path: Path, digest: str, *, progressbar: bool) -> None:
+    """Download a file from the first mirror that serves it intact; raises HarnessError without any."""
     import pooch
     import requests
 
@@ -104,27 +99,11 @@ def download(data_set: DataSet, name: str, folder: Path, *, progressbar: bool = 
         progressbar=progressbar, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
     )
     failures = []
-    for mirror in data_set.mirrors:
+    for mirror in mirrors:
         try:
-            pooch.retrieve(
-                mirror + name,
-                known_hash=data_set.registry[name],
-                fname=name,
-                path=folder.absolute(),  # pooch would expand a leading ~
-                downloader=downloader,
-            )
+            url = mirror + path.name
+            pooch.retrieve(url, digest, path.name, path.parent, downloader=downloader)
+            return
         except (requests.RequestException, ValueError) as error:  # ValueError: another digest
             failures.append(f"{mirror}: {one_line(error, MAX_REASON)}")
-        except OSError as error:
-            raise _folder_error(folder, error) from None
-        else:
-            return
-    raise HarnessError(f"{name}: all mirrors failed: {'; '.join(failures)}")
-
-
-def _folder_error(folder: Path, error: OSError) -> BadInput:
-    """Return the error for a folder that can't be made, read or written."""
-    return BadInput(
-        f"{folder}: can't be used: {error.strerror or one_line(error)}; allowed: a folder that can"
-        " be written"
-    )
+    raise HarnessError(f"{path.name}: all mirrors failed: {'; '.join(failures)}")

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from harness.core.errors import one_line
 
 TAIL_BYTES = 2**16  # of a log's end that are read to show its last lines
-# Without NONBLOCK, opening a named pipe that nobody writes to would wait for ever.
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_log(log: Path) -> BinaryIO:
     """Open a log for reading; raises OSError, also for a link and for what is no regular file."""
-    descriptor = os.open(log, READ_FLAGS)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if log.is_symlink() or (log.exists() and not log.is_file()):
         raise PermissionError(errno.EPERM, "is no regular file")
-    return os.fdopen(descriptor, "rb")
+    return log.open("rb")
 
 
 def read_tail(file: BinaryIO, limit: int = TAIL_BYTES) -> str:
@@ -38,22 +34,14 @@ def read_tail(file: BinaryIO, limit: int = TAIL_BYTES) -> str:
     return file.read(limit).decode("utf-8", errors="replace")
 
 
-def log_tail(log: Path) -> str:
-    """Return the end of a log, empty for one that can't be read."""
-    try:
-        with open_log(log) as file:
-            return read_tail(file)
-    except OSError:
-        return ""
-
-
 def last_log_line(log: Path) -> str:
     """Return the last line of a log that holds more than a rule of = or -, `none` if there is none.
 
     torchrun ends its report of a failure with such a rule. `none` also stands for a log that can't
     be read.
     """
-    for line in reversed(log_tail(log).splitlines()):
-        if line.strip(" =-"):
-            return one_line(line)
+    with suppress(OSError), open_log(log) as file:
+        for line in reversed(read_tail(file).splitlines()):
+            if line.strip(" =-"):
+                return one_line(line)
     return "none"

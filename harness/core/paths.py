@@ -37,6 +37,16 @@ TRIAL_ID = re.compile(r"(?P<cell>.+-[0-9a-f]{10})-s(?P<seed>\d{1,10})-r(?P<repea
 MADE_SAFE = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{8}")
 
 
+class Below:
+    """A path in a folder of results, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: TrialFolder | SweepFolder | Results, _: object = None) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class TrialFolder:
     """The folder of one trial, in which its attempts follow each other.
@@ -47,15 +57,24 @@ class TrialFolder:
 
     path: Path  # its name is the trial's id
 
-    @property
-    def assignment_path(self) -> Path:
-        """Return where the runner writes the assignment that the ranks read."""
-        return self.path / "trial.json"
-
-    @property
-    def record_path(self) -> Path:
-        """Return where the runner writes the record of the attempt that ended last."""
-        return self.path / "record.json"
+    assignment_path = Below("trial.json")  # which the runner writes and the ranks read
+    record_path = Below("record.json")  # of the attempt that ended last
+    progress_path = Below("progress.json")  # how far a running trial has come, by rank 0
+    heartbeat_folder = Below("heartbeats")  # of a running trial's ranks
+    stacks_request = Below(
+        "stacks"
+    )  # asks the ranks of a trial that seems to hang to write their stacks
+    failures_path = Below("failures.json")  # of ranks, as the process saw them that started them
+    log_folder = Below("logs")  # to which every attempt appends
+    launch_log = Below("logs/launch.log")  # of what the launcher itself prints
+    best_checkpoints = Below("best")  # of the best evaluation, where the sweep wants them
+    resume_checkpoints = Below("resume")  # of an interrupted trial, until it ends
+    export_folder = Below("export")  # of exported models, with a folder for each format
+    export_path = Below("export/export.json")  # parity and latencies of these models
+    fingerprint_folder = Below(
+        "fingerprints"
+    )  # digests of single tensors, where the sweep wants them
+    trace_folder = Below("profile")  # the profiler's traces and tables of all ranks
 
     def invalid_record_path(self, attempt: int | str) -> Path:
         """Return where the record of an invalid attempt goes when the next attempt replaces it.
@@ -64,59 +83,9 @@ class TrialFolder:
         """
         return self.path / f"invalid-{attempt}.json"
 
-    @property
-    def progress_path(self) -> Path:
-        """Return where rank 0 writes how far a running trial has come."""
-        return self.path / "progress.json"
-
-    @property
-    def heartbeat_folder(self) -> Path:
-        """Return the folder of the heartbeats of a running trial's ranks."""
-        return self.path / "heartbeats"
-
     def heartbeat_path(self, rank: int) -> Path:
         """Return where a rank writes its heartbeats, each in place of the last."""
         return self.heartbeat_folder / f"rank{rank}.json"
-
-    @property
-    def stacks_request(self) -> Path:
-        """Return the file that asks the ranks of a trial that seems to hang to write their stacks."""
-        return self.path / "stacks"
-
-    @property
-    def failures_path(self) -> Path:
-        """Return where the process that started the ranks lists those that it saw fail."""
-        return self.path / "failures.json"
-
-    @property
-    def log_folder(self) -> Path:
-        """Return the folder of the logs, to which every attempt appends."""
-        return self.path / "logs"
-
-    @property
-    def launch_log(self) -> Path:
-        """Return the log of what the launcher itself prints."""
-        return self.log_folder / "launch.log"
-
-    @property
-    def best_checkpoints(self) -> Path:
-        """Return the folder of checkpoints of the best evaluation, where the sweep wants them."""
-        return self.path / "best"
-
-    @property
-    def resume_checkpoints(self) -> Path:
-        """Return the folder of checkpoints of an interrupted trial, until it ends."""
-        return self.path / "resume"
-
-    @property
-    def export_folder(self) -> Path:
-        """Return the folder of exported models, which has a folder for each format."""
-        return self.path / "export"
-
-    @property
-    def export_path(self) -> Path:
-        """Return where `harness export` keeps parity and latencies of these models."""
-        return self.export_folder / "export.json"
 
     def exported_model(self, format_name: str) -> Path:
         """Return the folder of the model in a format."""
@@ -130,19 +99,9 @@ class TrialFolder:
         """Return where a rank leaves its part of the record, as a RankResult."""
         return self.path / f"rank{rank}.json"
 
-    @property
-    def fingerprint_folder(self) -> Path:
-        """Return the folder of the digests of single tensors, where the sweep wants them."""
-        return self.path / "fingerprints"
-
     def fingerprint_path(self, rank: int) -> Path:
         """Return where a rank writes the digests of its tensors, a mark a line."""
         return self.fingerprint_folder / f"rank{rank}.jsonl"
-
-    @property
-    def trace_folder(self) -> Path:
-        """Return the folder of the profiler's traces and tables of all ranks."""
-        return self.path / "profile"
 
     def trace_path(self, rank: int) -> Path:
         """Return the profiler's trace of one rank, which Perfetto and chrome://tracing open."""
@@ -162,20 +121,11 @@ class SweepFolder:
 
     path: Path  # results/runs/<sweep>
 
-    @property
-    def spec_path(self) -> Path:
-        """Return where the sweep is written as it was asked for, before its first trial starts."""
-        return self.path / "sweep.json"
-
-    @property
-    def lock_path(self) -> Path:
-        """Return the file that `harness.records.store.lock` locks while the sweep runs."""
-        return self.path / "lock"
-
-    @property
-    def jobs_path(self) -> Path:
-        """Return the folder of what was submitted to Slurm; each submission has a folder in it."""
-        return self.path / "jobs"
+    spec_path = Below("sweep.json")  # the sweep as it was asked for, before its first trial starts
+    lock_path = Below("lock")  # which is locked while the sweep runs
+    jobs_path = Below("jobs")  # what was submitted to Slurm; each submission has a folder in it
+    parity_path = Below("parity.json")  # how alike the sweep's cells are
+    report_path = Below("report.html")  # one file that needs no other
 
     def packages_path(self, digest: str) -> Path:
         """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.
@@ -201,24 +151,6 @@ class SweepFolder:
         """Return the results folder that the sweep is in."""
         return Results(self.path.parent.parent)
 
-    @property
-    def delivery_folder(self) -> Path:
-        """Return the folder for files on their way to MLflow, which all sweeps share.
-
-        Whoever holds the lock on deliveries uses it, and empties it.
-        """
-        return self.results.path / "delivery"
-
-    @property
-    def parity_path(self) -> Path:
-        """Return where `harness parity` writes how alike the sweep's cells are."""
-        return self.path / "parity.json"
-
-    @property
-    def report_path(self) -> Path:
-        """Return where `harness report` writes the report, one file that needs no other."""
-        return self.path / "report.html"
-
     def recorded_ids(self, among: Iterable[str] | None = None) -> list[str]:
         """Return the names of the folders that have a record, sorted: ids of trials, as a rule.
 
@@ -226,20 +158,13 @@ class SweepFolder:
         folders that are looked at, by default of all.
         """
         names = self.subfolders() if among is None else among
-        return self._folders_with(TrialFolder(Path()).record_path, names)
+        return sorted(name for name in names if self.trial_folder(name).record_path.exists())
 
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             return [entry.name for entry in entries if entry.is_dir()]
         return []
-
-    def _folders_with(self, file: Path, names: Iterable[str]) -> list[str]:
-        """Return which of the folders have a file, whose path is relative to them, sorted."""
-        # Not by pathlib, which takes several times as long.
-        folder, relative = os.fspath(self.path), os.fspath(file)
-        present = [name for name in names if os.path.exists(f"{folder}/{name}/{relative}")]  # noqa: PTH110
-        return sorted(present)
 
     def record_paths(self) -> list[Path]:
         """Return the paths of all records, sorted, of trials no longer asked for too."""
@@ -274,43 +199,16 @@ class Results:
 
     path: Path
 
-    @property
-    def runs(self) -> Path:
-        """Return the folder that holds a folder for each sweep."""
-        return self.path / "runs"
-
-    @property
-    def peaks(self) -> Path:
-        """Return the folder of measured peaks, which has a file for each machine's key."""
-        return self.path / "peaks"
-
-    @property
-    def file_digests(self) -> Path:
-        """Return the file that remembers the digests of large data files."""
-        return self.path / "file-digests.json"
-
-    @property
-    def certificates(self) -> Path:
-        """Return the folder of machines' A/A certificates, a file for each kind of hardware.
-
-        They should be committed with the baselines.
-        """
-        return self.path / "certificates"
-
-    @property
-    def baselines(self) -> Path:
-        """Return the folder of baselines, one folder for each kind of hardware; to be committed."""
-        return self.path / "baselines"
-
-    @property
-    def database(self) -> Path:
-        """Return MLflow's local database."""
-        return self.path / "mlflow.db"
-
-    @property
-    def artifacts(self) -> Path:
-        """Return the folder of MLflow's local artifacts."""
-        return self.path / "artifacts"
+    runs = Below("runs")  # a folder for each sweep
+    peaks = Below("peaks")  # a file for each machine's key
+    file_digests = Below("file-digests.json")  # of large data files
+    # A/A certificates, a file for each kind of hardware, to be committed with the baselines.
+    certificates = Below("certificates")
+    baselines = Below("baselines")  # a folder for each kind of hardware; to be committed
+    # Files on their way to MLflow: who holds the lock on deliveries uses and empties it.
+    delivery_folder = Below("delivery")
+    database = Below("mlflow.db")  # MLflow's local one
+    artifacts = Below("artifacts")  # MLflow's local ones
 
     @property
     def flag(self) -> str:

@@ -53,11 +53,7 @@ def listen(address: str, port: int) -> socket.socket:
     """
     family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     is_loopback = ip_address(resolved[0]).is_loopback
-    is_number = False
-    with suppress(ValueError):
-        ip_address(address)
-        is_number = True
-    if not is_loopback or is_number or address == "localhost":
+    if not is_loopback or address in (resolved[0], "localhost"):
         try:
             return socket.create_server(resolved[:2], family=family)
         except OSError as error:

@@ -109,12 +109,6 @@ def _kill_descendants() -> None:
     """Kill all descendants of this process, and wait until they are gone."""
     import psutil
 
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        # As usual, there are no children, not even ended ones that were not waited for. To look
-        # through all processes of a machine takes some 10 ms.
-        return
     deadline = time.monotonic() + KILL_TIMEOUT
     # Again and again, because a process may fork while it is looked for.
     while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
@@ -214,28 +208,20 @@ def run_command(
     after ending it with everything that it started; `remedy` ends the message. Raises OSError if it
     can't be started.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         env=None if variables is None else dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        name = Path(command[0]).name
-        reason = f"; {remedy}" if remedy else ""
-        raise HarnessError(f"waited {timeout:g} s for `{name}`, which was ended{reason}") from None
-    finally:
-        end_process_group(process)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    return subprocess.CompletedProcess(
-        command,
-        process.returncode,
-        output.decode(errors=undecodable),
-        errors.decode(errors="replace"),
-    )
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            ended = f"waited {timeout:g} s for `{Path(command[0]).name}`, which was ended"
+            raise HarnessError(f"{ended}; {remedy}" if remedy else ended) from None
+        finally:
+            end_process_group(process)
+    code, text = process.returncode, output.decode(errors=undecodable)
+    return subprocess.CompletedProcess(command, code, text, errors.decode(errors="replace"))

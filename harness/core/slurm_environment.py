@@ -37,20 +37,15 @@ def client_variables() -> dict[str, str]:
 
     A job's own variables stay.
     """
-    variables = {}
-    for name, value in os.environ.items():
-        if not name.startswith(OPTION_PREFIXES):
-            variables[name] = value
-    return variables
+    variables = os.environ.items()
+    return {name: value for name, value in variables if not name.startswith(OPTION_PREFIXES)}
 
 
 def submission_variables() -> dict[str, str]:
     """Return the variables for sbatch, without options and without those of a job around us."""
-    variables = {}
-    for name, value in client_variables().items():
-        if name in CONNECTION or not name.startswith(JOB_PREFIXES):
-            variables[name] = value
-    return variables
+    variables = client_variables()
+    of_jobs = {name for name in variables if name.startswith(JOB_PREFIXES)} - CONNECTION
+    return {name: variables[name] for name in variables.keys() - of_jobs}
 
 
 def ignored_variables() -> list[str]:
@@ -58,11 +53,8 @@ def ignored_variables() -> list[str]:
 
     Inside a job, the variables that Slurm itself has set are not the user's and left out.
     """
-    prefixes = ["SBATCH_"]
-    if "SLURM_JOB_ID" not in os.environ:
-        prefixes += JOB_PREFIXES
-    names = [name for name in os.environ if name.startswith(tuple(prefixes))]
-    return sorted(set(names) - CONNECTION)
+    prefixes = ("SBATCH_",) if "SLURM_JOB_ID" in os.environ else ("SBATCH_", *JOB_PREFIXES)
+    return sorted({name for name in os.environ if name.startswith(prefixes)} - CONNECTION)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +12,7 @@ from pathlib import Path
 from harness.core.errors import StorageError
 
 # Errors of the disk, not of the program that writes to it.
-DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.EROFS,
-    errno.ESTALE,
-    errno.EFBIG,
-}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG}
 # With this code ends a rank that could not write its result (EX_IOERR in sysexits.h).
 EXIT_CODE = 74
 
@@ -28,15 +22,12 @@ def storage_error(error: BaseException, path: Path) -> StorageError | None:
 
     None if it is not the disk's.
     """
-    if isinstance(error, OSError):
-        number = error.errno
-    else:
+    for number in sorted(DISK_ERRORS):
         # Libraries that are not written in Python, such as safetensors, have it in their text only.
-        named = [number for number in sorted(DISK_ERRORS) if os.strerror(number) in str(error)]
-        number = next(iter(named), None)
-    if number is None or number not in DISK_ERRORS:
-        return None
-    return StorageError(f"{path}: {os.strerror(number)}; {free_space(path)}")
+        is_named = not isinstance(error, OSError) and os.strerror(number) in str(error)
+        if is_named or getattr(error, "errno", None) == number:
+            return StorageError(f"{path}: {os.strerror(number)}; {free_space(path)}")
+    return None
 
 
 @contextmanager
@@ -58,11 +49,5 @@ def free_space(path: Path) -> str:
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return "free space unknown"
-    if disk.f_files and not disk.f_favail:
-        return f"free: 0 of {disk.f_files} files"
-    mebibytes = disk.f_frsize / 2**20
-    return f"free: {disk.f_bavail * mebibytes:.1f} of {disk.f_blocks * mebibytes:.1f} MiB"
+    disk = shutil.disk_usage(folder)
+    return f"free: {disk.free / 2**20:.1f} of {disk.total / 2**20:.1f} MiB"

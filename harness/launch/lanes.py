@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.core.cores import usable_cores
-from harness.core.errors import BadInput
-from harness.core.topology import Topology
+from harness.core.topology import SYSTEM, core_position
 from harness.records.company import Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
@@ -46,7 +46,7 @@ class MachineRoom:
         return MachineRoom(
             ranks=available_slots(profile).ranks,
             gpus=profile.gpus,
-            cores=physical_cores(usable_cores(), Topology()),
+            cores=physical_cores(usable_cores()),
         )
 
     def capacity(self, axes: Axes) -> int:
@@ -117,7 +117,7 @@ def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
     return items[number * size : (number + 1) * size]
 
 
-def physical_cores(cores: Iterable[int], topology: Topology) -> list[list[int]]:
+def physical_cores(cores: Iterable[int], system: Path = SYSTEM) -> list[list[int]]:
     """Return the usable threads of each physical core; each is one where Linux does not say.
 
     Linux often numbers the second threads of all cores after the first ones. Lanes that share a
@@ -126,8 +126,8 @@ def physical_cores(cores: Iterable[int], topology: Topology) -> list[list[int]]:
     threads: dict[tuple[int, int], list[int]] = {}
     for core in sorted(cores):
         try:
-            position = topology.socket(core), topology.physical_core(core)
-        except BadInput:
+            position = core_position(core, system)
+        except OSError:
             position = 0, core
         threads.setdefault(position, []).append(core)
     return [threads[position] for position in sorted(threads)]

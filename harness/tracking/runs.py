@@ -157,7 +157,7 @@ class SweepRuns:
         earlier = None
         if run is None or run.data.tags.get(RECORD_TAG) != digest:
             earlier, run = run, self._create(contents, parent, {RECORD_TAG: digest})
-        with staging(self.folder.delivery_folder) as aside:
+        with staging(self.folder.results.delivery_folder) as aside:
             collect_files(record, trial_folder, aside)
             self.client.log_artifacts(run.info.run_id, str(aside))
         self.client.log_inputs(run.info.run_id, datasets(record.trial.cell.workload))
@@ -182,7 +182,7 @@ class SweepRuns:
         """
         if run.tags.get(tag) == version:
             return
-        with staging(self.folder.delivery_folder) as aside:
+        with staging(self.folder.results.delivery_folder) as aside:
             write(aside)
             self.client.log_artifacts(run.id, str(aside), folder)
         self.client.set_tag(run.id, tag, version)

@@ -12,7 +12,7 @@ from harness.core import control_groups
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(control_groups, "MOUNT", tmp_path)
-    monkeypatch.setattr(control_groups, "GROUPS_OF_THIS_PROCESS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "GROUP_OF_THIS_PROCESS", tmp_path / "groups")
     return tmp_path
 
 
@@ -27,9 +27,8 @@ def write(path: Path, text: str) -> None:
         ("0::/a.slice/b", "a.slice/b/memory.events", "low 0\noom 9\noom_kill 3\n"),
         ("0::/", "memory.events", "oom_kill 3\noom_group_kill 1\n"),
         ("0::/of/the/host", "memory.events", "oom_kill 3\n"),
-        ("4:cpu,memory:/b\n1:pids:/b\n0::/", "memory/b/memory.oom_control", "oom_kill 3\n"),
     ],
-    ids=["v2", "v2 root", "container", "v1"],
+    ids=["v2", "v2 root", "container"],
 )
 def test_kills_are_counted(mount: Path, groups: str, file: str, content: str) -> None:
     write(mount / "groups", groups)

@@ -39,7 +39,7 @@ def test_what_is_no_file_of_the_trial_is_not_opened(folder: Path, place: object)
     assert callable(place)
     place(folder)
     log = folder / "logs" / "rank0.log"
-    with pytest.raises(OSError, match=r"regular file|symbolic links|directory"):
+    with pytest.raises(OSError, match="regular file"):
         open_log(log)
     assert last_log_line(log) == "none"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.topology import Topology
 from harness.launch import lanes
 from harness.launch.lanes import (
     Group,
@@ -92,8 +91,8 @@ def test_threads_of_a_physical_core_are_neighbors(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text("0\n")
         (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
-    assert lanes.physical_cores(range(8), Topology(tmp_path)) == SMALL.cores
-    assert lanes.physical_cores([1, 0], Topology(tmp_path / "none")) == [[0], [1]]
+    assert lanes.physical_cores(range(8), tmp_path) == SMALL.cores
+    assert lanes.physical_cores([1, 0], tmp_path / "none") == [[0], [1]]
 
 
 def test_more_lanes_than_two_share_no_physical_core_as_long_as_there_are_enough() -> None:
