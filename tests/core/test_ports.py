@@ -29,7 +29,7 @@ class TestNodeAddress:
 
     def test_of_an_unknown_interface_is_refused(self) -> None:
         with pytest.raises(
-            BadInput, match=r"slurm.interface: found 'ib7' without an address; allowed: "
+            BadInput, match=r"GLOO_SOCKET_IFNAME: found 'ib7' without an address; allowed: "
         ):
             node_address("ib7")
 
