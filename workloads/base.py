@@ -313,13 +313,10 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     missing = set(workload_class.__abstractmethods__)
     if workload_class.loss is Workload.loss:
         missing.add("loss")
-    own = {
-        name
-        for name in ("evaluate", "metrics")
-        if getattr(workload_class, name) is not getattr(Workload, name)
-    }
+    pair = {"evaluate", "metrics"}
+    own = {name for name in pair if getattr(workload_class, name) is not getattr(Workload, name)}
     if len(own) == 1:
-        missing |= {"evaluate", "metrics"} - own
+        missing |= pair - own
     return sorted(missing)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -108,8 +107,7 @@ class PythonTopics(Corpus):
 
     def files(self) -> list[Path]:
         """Return the module that has the text."""
-        spec = find_spec(PYTHON_TOPICS)
-        return [Path(spec.origin)] if spec is not None and spec.origin else []
+        return [Path(importlib.import_module(PYTHON_TOPICS).__file__ or "")]
 
 
 @dataclass(frozen=True, kw_only=True)

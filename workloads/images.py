@@ -73,7 +73,7 @@ class Idx(Labeled):
             if max(labels) >= self.classes:
                 allowed = f"0 to {self.classes - 1}, by classes"
                 raise ValueError(f"{labels_path}: found label {max(labels)}; allowed: {allowed}")
-        self.check_labels(files[3])
+        super().check()
 
 
 def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from workloads.settings import Fraction, Seed, Settings, unfilled_batch
@@ -76,14 +75,16 @@ class Labeled(Settings):
             raise ValueError("validation: found no class with 2 samples; allowed: one or more")
         return {"train": train, "test": test, "validation": validation}
 
-    def check_labels(self, path: Path) -> None:
+    def check(self) -> None:
         """Raise ValueError unless there are 2 labels or more, and samples to train on of each."""
         labels, tested = self.labels()
         trained = {labels[index] for index in self.split(labels, tested)["train"]}
         untrained = sorted(set(labels) - trained)
         if untrained or len(trained) < 2:
             found = f"no sample to train on of {untrained or 'a second label'}"
-            raise ValueError(f"{path}: found {found}; allowed: some of each of 2 labels or more")
+            raise ValueError(
+                f"{self.files()[-1]}: found {found}; allowed: some of 2 labels or more"
+            )
 
     def _validation_count(self, count: int) -> int:
         """Return how many of a class's training samples are taken for validation.

@@ -49,10 +49,6 @@ class Csv(Labeled):
         rows, tested = self.samples()
         return [label for _, label in rows], tested
 
-    def check(self) -> None:
-        """Raise ValueError unless the files are well-formed and their classes can be learned."""
-        self.check_labels(self.files()[-1])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tickets(Labeled):
