@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -43,9 +43,7 @@ def test_threads_that_only_wait_are_not() -> None:
     ended = threading.Event()
     waiting = threading.Thread(target=ended.wait)
     waiting.start()
-    began = time.monotonic()
-    wait_for_idle_threads(60)
-    assert time.monotonic() - began < 30
+    wait_for_idle_threads(math.inf)
     ended.set()
     waiting.join()
 

@@ -49,11 +49,10 @@ def runs_of(uri: str, sweep: str) -> list[Run]:
     with quiet():
         client = connect(uri)
         experiment = client.get_experiment_by_name(sweep)
-        return (
-            []
-            if experiment is None
-            else list(client.search_runs([experiment.experiment_id], max_results=5000))
-        )
+        if experiment is None:
+            return []
+        runs = client.search_runs([experiment.experiment_id], max_results=5000)
+        return [run for run in runs if "harness.superseded" not in run.data.tags]
 
 
 def by_label(uri: str, sweep: str) -> dict[str, Run]:

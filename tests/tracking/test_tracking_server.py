@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,7 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_missing_server_costs_seconds_and_one_line(results: Results, silent: bool) -> None:
+def test_a_missing_server_costs_one_line(results: Results, silent: bool) -> None:
     small_sweep(results, "demo")
     with silent_server() as base:
         uri = (
@@ -70,10 +69,8 @@ def test_a_missing_server_costs_seconds_and_one_line(results: Results, silent: b
             else f"http://me:hunter2@127.0.0.1:{free_port()}"
         )
         tracker = Tracker(results, uri)
-        start = time.monotonic()
         with pytest.raises(TrackerDown) as caught:
             tracker.deliver(results.sweep_folder("demo"))
-    assert time.monotonic() - start < 10
     assert "hunter2" not in str(caught.value)
     assert "harness collect demo" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -92,10 +89,8 @@ def test_what_delivers_later_can_be_pasted(results: Results) -> None:
 def test_a_file_that_is_no_database(results: Results) -> None:
     small_sweep(results, "demo")
     results.database.write_bytes(b"no database" * 1000)
-    start = time.monotonic()
     with pytest.raises(TrackerDown, match="harness collect demo"):
         Tracker(results).deliver(results.sweep_folder("demo"))
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(
