@@ -18,11 +18,10 @@ from harness.cli.arguments import (
 )
 from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
-from harness.core.paths import Results
-from harness.interface.serving import export_model
+from harness.core.paths import Results, TrialFolder
 from harness.render.console import spinner
 from harness.render.serving import show_export
-from harness.serving.exporting import check_formats, find_checkpoint
+from harness.serving.exporting import check_formats, export_trial
 
 app = typer.Typer(add_completion=False)  # that is of `harness`, not of its command
 
@@ -90,18 +89,18 @@ def export(
     sizes = _batch_sizes(batch_sizes)
     results_folder = Results(results)
     record, folder = find_trial(results_folder, trial, only, best=best)
-    checkpoint = find_checkpoint(record, folder)
-    with spinner(f"{record.trial.id}:") as on_progress:
-        exported = export_model(
-            checkpoint,
+    trial_folder = TrialFolder(folder)
+    with spinner(f"{record.trial.id}:"):
+        exported = export_trial(
+            record,
+            trial_folder,
             formats,
             load_local_profile(cluster),
             tolerance=tolerance,
             batch_sizes=sizes,
             calls=calls,
-            on_progress=on_progress,
         )
-    show_export(exported, checkpoint.folder)
+    show_export(exported, trial_folder)
     print_collect(results_folder, record.sweep)
 
 

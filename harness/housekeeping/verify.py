@@ -21,7 +21,7 @@ from harness.gate import certificate
 from harness.hardware import machine
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
-from harness.serving.record import check_files, read_export
+from harness.serving.record import read_export
 from harness.training.best import read_best
 
 INVALID_RECORDS = TrialFolder(Path()).invalid_record_path("*").name
@@ -66,7 +66,7 @@ def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:
         if folder.best_checkpoints.name in names:
             best = folder.best_checkpoints
             yield _verify(best, partial(read_best, best, folder.path.name))
-        yield from _verify_present(folder.export_path, partial(_check_export, folder))
+        yield from _verify_present(folder.export_path, partial(read_export, folder))
 
 
 def verify_machines(results: Results) -> Iterator[Verified]:
@@ -96,13 +96,6 @@ def verify_record(path: Path) -> Verified:
     except BadInput as error:
         return Verified(path=path, is_record=True, problem=str(error))
     return Verified(path=path, is_record=True, ranks=len(ranks))
-
-
-def _check_export(folder: TrialFolder) -> None:
-    """Raise BadInput unless exports and the files of their models are as they were written."""
-    export = read_export(folder)
-    assert export is not None  # its file is there
-    check_files(folder, export)
 
 
 def _verify_present(path: Path, read: Callable[[], object]) -> Iterator[Verified]:

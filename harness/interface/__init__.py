@@ -9,7 +9,7 @@ In notebooks and scripts:
 `tables`    the table of trials as Arrow and Parquet.
 
 For the command line: `starting`, `checking`, `watching`, `logs`, `delivery`, `folders`,
-`gating`, `history`, `reproducing`, `serving`, `machine`, `reporting`, `export`. What takes long reports its
+`gating`, `history`, `reproducing`, `machine`, `reporting`, `export`. What takes long reports its
 progress to a callback. For both: `reloading`, which reads sweep files.
 
 All functions raise HarnessError and print nothing, except `run` with its progress and those of `logs`.

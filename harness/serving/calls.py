@@ -6,7 +6,7 @@ while a few batches of the test set are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,98 +22,91 @@ Inputs = tuple[Tensor, ...]
 PROBED_BATCHES = 16  # that are evaluated, spread over the test set
 
 
-class CallWatch(nn.Module):
-    """Wraps a model, and keeps the inputs of every call."""
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in evaluation mode, and what its workload evaluates it on."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.calls: list[Inputs] = []
+    workload: Workload
+    model: nn.Module
+    samples: Samples
+    axes: Axes
+    device: torch.device
 
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """Call the model; raises NotApplied for inputs that are no tensors by position."""
-        if keywords or not all(isinstance(value, Tensor) for value in inputs):
-            names = [*(type(value).__name__ for value in inputs), *keywords]
-            raise NotApplied(
-                f"evaluate() calls the model with {', '.join(names)}; needed: tensors by position"
-            )
-        self.calls.append(inputs)
-        return self.model(*inputs)
+    @torch.no_grad()
+    def evaluate(self, indices: Sequence[int]) -> Tensor:
+        """Return the rows of an evaluation of some samples, in fp64."""
+        batch = place_batch(self.samples.batch(indices), self.axes, self.device)
+        return self.workload.evaluate(self.model, batch).double().cpu()
+
+    def calls(self, indices: Sequence[int]) -> list[Inputs]:
+        """Return the inputs of all calls of the model in the evaluation of some samples.
+
+        Raises NotApplied for inputs that are no tensors by position.
+        """
+        calls: list[Inputs] = []
+
+        def note(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+            if keywords or not all(isinstance(value, Tensor) for value in inputs):
+                names = [*(type(value).__name__ for value in inputs), *keywords]
+                raise NotApplied(
+                    f"evaluate() calls the model with {', '.join(names)}; needed: tensors by position"
+                )
+            calls.append(inputs)
+
+        with self.model.register_forward_pre_hook(note, with_kwargs=True):
+            self.evaluate(indices)
+        if not calls:
+            raise NotApplied("evaluate() did not call the model; needed: calls of the model itself")
+        return calls
 
 
 @dataclass(frozen=True)
 class CallShape:
     """The inputs that an exported model has to take."""
 
-    example: Inputs  # of the largest call, if possible one whose varying sizes are all above 1
+    example: Inputs
     varying: Sequence[frozenset[int]]  # for each input, the dimensions whose size varies
 
-    def axes(self, index: int) -> list[str]:
-        """Return the size of each axis of an input, or a name for an axis whose size varies.
+    def names(self, index: int) -> dict[int, str]:
+        """Return the names of the varying axes of an input: `batch`, and else one of its own.
 
-        Inputs share the names, as in (batch, axis_1), which is that of their first axes. Where the
-        sizes differ, as those of a text and its translation, the name ends in the index of the input.
+        ONNX takes axes of one name for equally long, as a text and its translation are not.
         """
-        axes = []
-        for number, size in enumerate(self.example[index].shape):
-            if number not in self.varying[index]:
-                axes.append(str(size))
-                continue
-            name = "batch" if number == 0 else f"axis_{number}"
-            varies = [other for other, varying in enumerate(self.varying) if number in varying]
-            equal = [other for other in varies if self.example[other].shape[number] == size]
-            axes.append(name if equal[0] == varies[0] else f"{name}_{equal[0]}")
-        return axes
+        names = {axis: f"axis_{axis}_{index}" for axis in sorted(self.varying[index])}
+        if 0 in names and self.example[index].shape[0] == self.example[0].shape[0]:
+            names[0] = "batch"
+        return names
 
-
-@torch.no_grad()
-def inputs_of(
-    workload: Workload,
-    model: nn.Module,
-    samples: Samples,
-    indices: Sequence[int],
-    axes: Axes,
-    device: torch.device,
-) -> list[Inputs]:
-    """Return the inputs of all calls of the model in the evaluation of some samples."""
-    watch = CallWatch(model)
-    workload.evaluate(watch, place_batch(samples.batch(indices), axes, device))
-    if not watch.calls:
-        raise NotApplied("evaluate() did not call the model; needed: calls of the model itself")
-    return watch.calls
+    def describe(self, index: int) -> str:
+        """Return the type and shape of an input, as in `float32 (batch, 4)`."""
+        tensor = self.example[index]
+        names = self.names(index)
+        sizes = [names.get(axis, str(size)) for axis, size in enumerate(tensor.shape)]
+        return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)})"
 
 
 def probe_calls(
-    inputs_of_samples: Callable[[Sequence[int]], list[Inputs]], count: int, batch_size: int
+    calls_of: Callable[[Sequence[int]], list[Inputs]], count: int, batch_size: int
 ) -> CallShape:
     """Return the common shape of the calls of an evaluation.
 
-    `inputs_of_samples` returns the calls for some of `count` samples. Batches from the whole set
-    are evaluated, a single sample and two, so that the dimension of samples varies.
+    `calls_of` returns the calls for some of `count` samples. A single sample is evaluated, and batches
+    from the whole set, of at least two samples: torch.export takes a size of 1 for constant.
     Raises NotApplied where calls have different numbers of inputs, or of dimensions.
     """
-    starts = range(0, count, batch_size)
-    stride = max(1, len(starts) // PROBED_BATCHES)
-    calls = inputs_of_samples([0]) + inputs_of_samples(range(min(2, count)))
-    for start in starts[::stride]:
-        calls += inputs_of_samples(range(start, min(start + batch_size, count)))
+    size = max(2, batch_size)
+    starts = range(0, max(1, count - 1), size)
+    single, batches = calls_of([0]), []
+    for start in starts[:: max(1, len(starts) // PROBED_BATCHES)]:
+        batches += calls_of(range(start, min(start + size, count)))
+    calls = [*single, *batches]
     ranks = {tuple(tensor.ndim for tensor in inputs) for inputs in calls}
     if len(ranks) > 1:
-        raise NotApplied(
-            "evaluate() calls the model in several ways; needed: always the same inputs"
-        )
+        raise NotApplied("evaluate() calls the model in several ways; needed: the same inputs")
     varying = []
     for tensors in zip(*calls, strict=True):
         sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
         varying.append(frozenset(n for n, values in enumerate(sizes) if len(set(values)) > 1))
-
-    def suitability(inputs: Inputs) -> tuple[int, int]:
-        """Return how many varying sizes are larger than 1, and how many numbers the inputs have.
-
-        torch.export takes a size of 1 for constant.
-        """
-        pairs = zip(inputs, varying, strict=True)
-        sizes = [tensor.shape[axis] for tensor, axes in pairs for axis in axes]
-        return sum(size > 1 for size in sizes), sum(tensor.numel() for tensor in inputs)
-
-    return CallShape(example=max(calls, key=suitability), varying=varying)
+    largest = max(batches, key=lambda inputs: sum(tensor.numel() for tensor in inputs))
+    # Copies: torch.export takes two inputs that are one tensor for one input.
+    return CallShape(example=tuple(tensor.clone() for tensor in largest), varying=varying)

@@ -6,11 +6,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 from harness.core.errors import NotApplied
@@ -31,24 +30,18 @@ class Exporter:
     load: Callable[[Path, torch.device, int], Served]  # with a number of threads
 
 
-def export_program(model: nn.Module, shape: CallShape) -> ExportedProgram:
-    """Return torch's graph of a model, for inputs with the recorded varying sizes.
+def _write_torch(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
+    """Write torch's graph.
 
     `Dim.AUTO` lets torch infer how sizes depend on each other, such as the equal numbers of samples of
     two inputs. The comparison with eager mode fails if torch takes a varying size for constant.
     """
     dimensions = tuple(dict.fromkeys(varying, Dim.AUTO) for varying in shape.varying)
-    example = tuple(tensor.clone() for tensor in shape.example)
     with warnings.catch_warnings():
         # Torch copies one of its classes, which it has deprecated.
         warnings.simplefilter("ignore", FutureWarning)
-        return torch.export.export(model, example, dynamic_shapes=dimensions)
-
-
-def _write_torch(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
-    """Write torch's graph."""
-    program = export_program(model, shape)
-    torch.export.save(program, folder / TORCH_FILE)
+        program = torch.export.export(model, shape.example, dynamic_shapes=dimensions)
+        torch.export.save(program, folder / TORCH_FILE)
     return [str(name) for name in program.graph_signature.user_inputs]
 
 
@@ -59,28 +52,21 @@ def _load_torch(folder: Path, device: torch.device, threads: int) -> Served:
 
 
 def _write_onnx(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
-    """Write an ONNX graph, whose axes of varying size have names.
-
-    Weights too large for one file get further files.
-    """
-    program = export_program(model, shape)
+    """Write an ONNX graph, whose axes of varying size have names; weights get a further file."""
+    names = tuple(shape.names(index) for index in range(len(shape.example)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of onnxscript and of torch, about each other
-        written = torch.onnx.export(program, dynamo=True, verbose=False)
+        written = torch.onnx.export(
+            model,
+            shape.example,
+            folder / ONNX_FILE,
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=names,
+        )
     if written is None:
         raise NotApplied("torch.onnx.export returned nothing")
-    inputs = written.model.graph.inputs
-    names: dict[Any, str] = {}  # by the names that torch has given
-    for index, value in enumerate(inputs):
-        for size, name in zip(value.shape or (), shape.axes(index), strict=True):
-            if isinstance(size, int) or str(size) in names:
-                continue
-            # onnxruntime takes axes of one name for equally long, and lets them share memory.
-            is_taken = name in names.values()
-            names[str(size)] = f"{name}_{index}" if is_taken else name
-    written.rename_axes(names)
-    written.save(str(folder / ONNX_FILE))
-    return [str(value.name) for value in inputs]
+    return [str(value.name) for value in written.model.graph.inputs]
 
 
 def _load_onnx(folder: Path, device: torch.device, threads: int) -> Served:

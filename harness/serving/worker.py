@@ -1,41 +1,46 @@
 """Exports one model, compares it with eager mode, and times its calls.
 
 This is the task `export` of `harness.training.worker`, of one rank. It reads FOLDER/trial.json and
-FOLDER/order.json, and leaves FOLDER/answer.json in addition to its result.
+FOLDER/order.json, and leaves FOLDER/export in addition to its result.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from harness.core.errors import HarnessError, one_line
+from harness.core.errors import HarnessError
+from harness.core.packages import installed_version
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
+from harness.records.environment import describe_hardware
 from harness.records.record import RankResult
-from harness.serving.calls import CallShape, Inputs, inputs_of, probe_calls
+from harness.serving.calls import Inputs, TrainedModel, probe_calls
 from harness.serving.models import EXPORTERS, Served
 from harness.serving.parity import compare
 from harness.serving.record import (
-    ExportAnswer,
     ExportedModel,
     ExportOrder,
+    ExportParity,
+    FormatName,
     Latency,
-    answer_path,
-    digest_files,
     read_order,
-    write_message,
+    write_export,
 )
-from harness.serving.trained import load_trained
+from harness.training.best import load_best
 from harness.training.entry import joined, load_workload
+from harness.training.model import build_model
+from harness.training.precision import apply_matmul_precision
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
 
+PACKAGES = ("torch", "onnx", "onnxruntime")
 BATCHES = 16  # different ones of the test set that calls go through
 WARMUP = 20  # calls that don't count
 
@@ -43,91 +48,93 @@ WARMUP = 20  # calls that don't count
 def export_model(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
-    """Write the answer of an export; return a result without measurements."""
+    """Write the exports that were ordered; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
-        workload = load_workload(assignment)
-        answer = export(read_order(folder), assignment, workload, mesh.device)
-    write_message(answer_path(folder), answer)
+        export(folder, assignment, load_workload(assignment), mesh.device)
     return entered
 
 
 def export(
-    order: ExportOrder, assignment: Assignment, workload: Workload, device: torch.device
-) -> ExportAnswer:
-    """Export the model of a checkpoint, load the file again, compare the two, and time its calls.
+    folder: TrialFolder, assignment: Assignment, workload: Workload, device: torch.device
+) -> None:
+    """Export the model of a checkpoint to each format.
 
-    An exporter may raise anything for a model that its format can't hold; the answer has its
-    message, as it has for a model whose tolerance can't be measured.
+    Raises what an exporter raises for a model that its format can't hold, and HarnessError for a file that
+    computes something else than eager mode.
     """
-    cell = assignment.trial.cell
-    axes, threads = cell.axes, cell.axes.num_threads
+    order = read_order(folder)
+    axes = assignment.trial.cell.axes
     seed_everything(assignment.trial.seed)  # as before training
     samples = load_splits(workload).test
-    model = load_trained(workload, cell, Path(order.checkpoint), device)
-    exporter, target = EXPORTERS[order.format], Path(order.target)
+    apply_matmul_precision(axes, device)
+    model = build_model(workload, axes, device)
+    workload_state = load_best(Path(order.checkpoint), model)  # the model's buffers are rank 0's
+    if workload_state:
+        workload.load_state_dict(workload_state)
+    trained = TrainedModel(workload, model.eval(), samples, axes, device)
+    models = []
+    for name in order.formats:
+        models.append(_export_to(name, folder.exported_model(name), order, trained))
+    write_export(folder, replace(order.export, models=models))
 
-    def calls_of(indices: Sequence[int]) -> list[Inputs]:
-        return inputs_of(workload, model, samples, indices, axes, device)
 
-    try:
-        shape = probe_calls(calls_of, len(samples), axes.batch_size)
-        target.mkdir(parents=True)
-        with torch.no_grad():
-            names = exporter.write(model, shape, target)
-        served = exporter.load(target, device, threads)
-        parity = compare(workload, model, served, samples, axes, device, order.tolerance)
-        latencies = []
-        for batch_size in order.batch_sizes if order.calls else ():
-            batches = [calls_of(rows)[0] for rows in batches_of(len(samples), batch_size)]
-            latencies.append(time_calls(served, batches, batch_size, order.calls, device))
-    except HarnessError as error:
-        return ExportAnswer(device=device.type, problem=str(error))
-    except Exception as error:
-        problem = one_line(f"{type(error).__name__}: {error}")
-        return ExportAnswer(device=device.type, problem=problem)
-    files = digest_files(target)
-    exported = ExportedModel(
-        format=order.format,
-        bytes=sum((target / name).stat().st_size for name in files),
-        files=files,
-        inputs=[_describe(shape, index, name) for index, name in enumerate(names)],
+def _export_to(
+    name: FormatName, target: Path, order: ExportOrder, trained: TrainedModel
+) -> ExportedModel:
+    """Write the model's files, load them again, compare the two models, and time calls."""
+    exporter, threads = EXPORTERS[name], trained.axes.num_threads
+    shape = probe_calls(trained.calls, len(trained.samples), trained.axes.batch_size)
+    target.mkdir(parents=True)
+    with torch.no_grad():
+        names = exporter.write(trained.model, shape, target)
+    served = exporter.load(target, trained.device, threads)
+    parity = compare(trained, served, order.tolerance)
+    check_parity(name, parity)
+    latencies = []
+    for batch_size in order.batch_sizes if order.calls else ():
+        latencies.append(time_calls(served, trained, batch_size, order.calls))
+    hardware = describe_hardware()
+    is_on_gpu = trained.device.type == "cuda"
+    versions = {package: installed_version(package) for package in PACKAGES}
+    return ExportedModel(
+        format=name,
+        bytes=sum(path.stat().st_size for path in target.iterdir()),
+        inputs=[f"{given}: {shape.describe(index)}" for index, given in enumerate(names)],
         parity=parity,
-        threads=threads,
         latencies=latencies,
+        threads=threads,
+        processor=hardware.gpus[0].name if is_on_gpu else hardware.cpu,
+        packages={package: version for package, version in versions.items() if version},
     )
-    return ExportAnswer(device=device.type, model=exported)
 
 
-def _describe(shape: CallShape, index: int, name: str) -> str:
-    """Return an input with its type and shape, as in `points: float32 (batch, 4)`."""
-    dtype = str(shape.example[index].dtype).removeprefix("torch.")
-    return f"{name}: {dtype} ({', '.join(shape.axes(index))})"
+def check_parity(name: str, parity: ExportParity) -> None:
+    """Raise HarnessError for an exported model that computes something else than eager mode."""
+    if parity.largest_difference > parity.tolerance:
+        raise HarnessError(
+            f"{name}: outputs differ from eager mode by up to {parity.largest_difference:.2g}, more than"
+            f" {parity.tolerance:.2g}; nothing was exported"
+        )
 
 
-def batches_of(count: int, batch_size: int) -> list[list[int]]:
-    """Return the indices of the batches that are called, taken from `count` samples in turn.
+def time_calls(served: Served, trained: TrainedModel, batch_size: int, calls: int) -> Latency:
+    """Call a model WARMUP times and then `calls` times; return the quantiles of the latter.
 
-    A set with fewer samples than a batch is repeated.
+    Calls go through batches of the test set; one with fewer samples than a batch is repeated.
     """
-    batches = []
-    for number in range(BATCHES):
-        start = number * batch_size
-        batches.append([index % count for index in range(start, start + batch_size)])
-    return batches
-
-
-@torch.inference_mode()
-def time_calls(
-    served: Served, batches: Sequence[Inputs], batch_size: int, calls: int, device: torch.device
-) -> Latency:
-    """Call a model WARMUP times and then `calls` times; return the quantiles of the latter."""
+    batches: list[Inputs] = []
+    count = len(trained.samples)
+    for start in range(0, BATCHES * batch_size, batch_size):
+        rows: Sequence[int] = [index % count for index in range(start, start + batch_size)]
+        batches.append(trained.calls(rows)[0])
     milliseconds = []
-    for number in range(WARMUP + calls):
-        inputs = batches[number % len(batches)]
-        started = time.perf_counter_ns()
-        served(*inputs)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        milliseconds.append((time.perf_counter_ns() - started) / 1e6)
+    with torch.inference_mode():
+        for number in range(WARMUP + calls):
+            inputs = batches[number % BATCHES]
+            started = time.perf_counter_ns()
+            served(*inputs)
+            if trained.device.type == "cuda":
+                torch.cuda.synchronize()
+            milliseconds.append((time.perf_counter_ns() - started) / 1e6)
     p50, p95 = np.quantile(milliseconds[WARMUP:], [0.5, 0.95]).tolist()
     return Latency(batch_size=batch_size, calls=calls, p50_ms=p50, p95_ms=p95)
