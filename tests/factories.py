@@ -170,7 +170,6 @@ def write_spec_of(folder: SweepFolder, name: str, trials: Sequence[Trial]) -> No
         "seeds": sorted({trial.seed for trial in trials}),
         "repeats": max(trial.repeat for trial in trials) + 1,
         "source": "demo.yaml",
-        "checkpoint": "none",
         "timeout": 3600.0,
         "excluded": [],
         "unused_rules": [],

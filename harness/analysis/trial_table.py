@@ -15,7 +15,7 @@ from harness.analysis.scalars import SCALARS, row_of, scalars
 from harness.hardware.machine import machine_key
 from harness.hardware.mfu import device_of
 from harness.records.record import Record
-from harness.spec.axes import AXES, axis_help
+from harness.spec.axes import AXES, HELP
 from harness.spec.cell import Cell, axis_names, setting_of
 from harness.spec.environment import variable_of
 
@@ -176,7 +176,7 @@ def _kind(value: Value) -> Kind:
 def _axis_meaning(axis: str) -> str:
     """Return the description of an axis, as in `harness axes`."""
     if axis in AXES:
-        return axis_help(axis).does
+        return HELP[axis]
     setting = setting_of(axis)
     if setting is not None:
         return f"the workload's {setting.section} {setting.name}"

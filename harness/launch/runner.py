@@ -351,8 +351,8 @@ class Runner:
         return Assignment(
             trial=trial,
             base_folder=str(self.sweep.base_folder),
-            checkpoint=self.sweep.checkpoint,
-            saves=self.sweep.saves.of(
+            checkpoint="best" if self.sweep.checkpoint.best else "none",
+            saves=self.sweep.checkpoint.of(
                 self.profile.launcher, is_script=trial.cell.workload.is_script
             ),
             profile=self.sweep.profile,

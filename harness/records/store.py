@@ -25,7 +25,7 @@ from harness.records.files import CommonParts, read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
-from harness.spec.selected import SelectedSweep, select
+from harness.spec.selected import select, select_trials
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
@@ -313,11 +313,9 @@ def select_recorded(recorded: RecordedSweep, only: Sequence[str]) -> RecordedSwe
         return recorded
     trials = [record.trial for record in recorded.records]
     sweep = select(recorded.sweep, only, trials)
-    assert isinstance(sweep, SelectedSweep)
-    records = []
-    for record in recorded.records:
-        if sweep.has(record.trial.cell, record.trial.seed):
-            records.append(record)
+    everything = [*recorded.sweep.trials(), *trials]
+    chosen = {trial.id for trial in select_trials(everything, only)}
+    records = [record for record in recorded.records if record.trial.id in chosen]
     settings_ids = {cell.settings_id for cell in sweep.cells}
     other_code = [other for other in recorded.other_code if other.cell.settings_id in settings_ids]
     return replace(recorded, sweep=sweep, records=records, other_code=other_code)

@@ -21,7 +21,7 @@ from rich.text import Text
 from harness.core.validation import bounds_in
 from harness.render.console import TerminalConsole, show_table
 from harness.render.table import Table
-from harness.spec.axes import AXIS_TYPES, DEFAULTS, axis_choices, axis_help
+from harness.spec.axes import AXIS_TYPES, DEFAULTS, HELP, axis_choices
 from harness.spec.cell import SOURCE, axis_value
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
 from workloads.catalog import Declaration
@@ -56,12 +56,10 @@ def show_axes() -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for axis in AXIS_TYPES:
-        about = axis_help(axis)
         allowed = Text(allowed_values(axis))
         if axis in DEFAULTS:
             allowed.append(f"  default {axis_value(DEFAULTS[axis])}", style="dim")
-        needs = f" (needs {about.needs})" if about.needs else ""
-        table.add_row(axis, Text.assemble(allowed, "\n", about.does, needs))
+        table.add_row(axis, Text.assemble(allowed, "\n", HELP[axis]))
     for axis, allowed_text, does in OPEN_AXES:
         table.add_row(axis, f"{allowed_text}\n{does}")
     TerminalConsole().print(table)

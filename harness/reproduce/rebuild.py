@@ -19,12 +19,12 @@ from harness.spec.apart import call_apart
 from harness.spec.cell import Cell, Fingerprints, Trial
 from harness.spec.cluster import Profile
 from harness.spec.document import Document
-from harness.spec.saving import NEVER, SaveInterval
-from harness.spec.script import read_workload
+from harness.spec.files import FileDigests
+from harness.spec.saving import NEVER, CheckpointRules
 from harness.spec.sweep import Sweep
 from harness.spec.sweepfile import apply_data
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry
+from harness.spec.workload import WorkloadEntry, read_workload
 from workloads.catalog import BUILT_IN
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
@@ -47,8 +47,10 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     """
     workload = cell.workload
     entry: dict[str, Any] = {"uses": workload.uses}
-    entry["options"], entry["data"] = dict(workload.options), dict(workload.data)
-    if workload.is_script:
+    entry["options"] = dict(workload.options)
+    if not workload.is_script:
+        entry["data"] = dict(workload.data)
+    else:
         entry["arguments"] = list(workload.arguments or ())
         entry["target"] = None if workload.target is None else asdict(workload.target)
     # The source is a path in the base folder, because the planner takes the folder from there.
@@ -59,7 +61,7 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     parsed: WorkloadEntry = document.validate(
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
-    planned = read_workload(document, workload.label, parsed).plan()
+    planned = read_workload(document, workload.label, parsed, FileDigests()).plan()
     conflict = planned.find_conflict(cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")
@@ -78,8 +80,7 @@ def rebuild_sweep(
         source=base / "sweep.yaml",
         seeds=sorted(seeds),
         repeats=1 + max(trial.repeat for trial in trials),
-        checkpoint="none",
-        saves=SaveInterval(every=NEVER),
+        checkpoint=CheckpointRules(every=NEVER),
         timeout=TIMEOUT,
         cells=list(cells.values()),
         excluded=(),
@@ -90,7 +91,7 @@ def rebuild_sweep(
     return replace(
         sweep,
         source=base / Path(settings.sweep_file).name,
-        checkpoint=settings.checkpoint,
+        checkpoint=CheckpointRules(every=NEVER, best=settings.checkpoint == "best"),
         timeout=settings.timeout,
         # At least of the last step: whether a run in another precision draws the same random numbers.
         fingerprints=settings.fingerprints or Fingerprints(),

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from harness.core.errors import BadInput
-from harness.spec.axes import AXES, DEFAULTS, RECIPE_AXES, Axes
+from harness.spec.axes import AXES, RECIPE_AXES, Axes
 from harness.spec.environment import PREFIX, Variables, variable_of
 from harness.spec.stack import Stack
 from workloads.settings import Between, Count
@@ -79,10 +79,9 @@ class Length:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless exactly one of the two is set."""
-        if self.steps is None and self.epochs is None:
-            raise ValueError("found neither steps nor epochs; allowed: one of them")
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("found both steps and epochs; allowed: one of them")
+        if (self.steps is None) == (self.epochs is None):
+            found = "neither steps nor epochs" if self.steps is None else "both steps and epochs"
+            raise ValueError(f"found {found}; allowed: one of them")
 
     @property
     def content(self) -> dict[str, int | None]:
@@ -225,12 +224,6 @@ class WorkloadRef:
         """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
         return self.identity.get("files") or {}
 
-    @cached_property
-    def identity_key(self) -> str:
-        """The identity and the code as text, the same for equal ones."""
-        code = self.code.digest if self.code is not None else None
-        return json.dumps([self.identity, code], sort_keys=True)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -315,13 +308,6 @@ class Cell:
         """Return steps/s for a script that gets no batch size, which may still report its samples."""
         return "steps/s" if self.level("batch_size") is None else "samples/s"
 
-    @property
-    def key_without_axes(self) -> Hashable:
-        """Return what cells of equal ids have in common in addition to the harness's axes."""
-        environment = tuple(sorted(self.variables_set.items()))
-        lengths = (self.length, self.evaluate, self.warmup, self.stop)
-        return (self.workload.identity_key, environment, lengths)
-
     def _id_of(self, content: Mapping[str, Any]) -> str:
         """Return the workload's name with the head of a digest."""
         text = SORTED_JSON.encode(content)
@@ -383,27 +369,18 @@ class Cell:
         `AXIS=VALUE`, the variables that are set, and the settings that are axes.
         """
         axes = self.axes
-        ranks: str = axes.strategy
-        if axes.strategy != "single":
-            ranks = f"{axes.strategy}×{axes.world_size}"
-        parts = [
-            self.workload.label,
-            axes.execution,
-            axes.precision,
-            ranks,
-            f"w{axes.num_workers}",
-            f"b{axes.batch_size}",
-            f"t{axes.num_threads}",
-        ]
         if self.workload.is_script:
             parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
             # Of the axes that labels of other workloads show in short, those that the script gets.
             for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
                 if name in self._axes_of_script:
                     parts.append(f"{name}={axis_value(axes.value(name))}")
-        for name, default in DEFAULTS.items():
-            value = axes.value(name)
-            if name not in LABEL_AXES and value != default:
+        else:
+            ranks = "" if axes.strategy == "single" else f"×{axes.world_size}"
+            parts = [self.workload.label, axes.execution, axes.precision, f"{axes.strategy}{ranks}"]
+            parts += [f"w{axes.num_workers}", f"b{axes.batch_size}", f"t{axes.num_threads}"]
+        for name, value in axes.changed.items():
+            if name not in LABEL_AXES and name != "batch_size":
                 parts.append(f"{name}={axis_value(value)}")
         for name, value in self.variables_set.items():
             parts.append(f"{name}={value}")
@@ -454,18 +431,19 @@ def has_settings(cell: Cell, text: str) -> bool:
 def has_level(cell: Cell, name: str, value: str) -> bool:
     """Return whether a cell has a value of an axis or setting; False for a name that is neither.
 
-    Values are written as in a sweep file, or as Python prints them: `true` or `True`. `workload` is
-    the sweep's name for it.
+    Values are written as in a sweep file, or as Python prints them: `true` or `True`. A level that is
+    text is compared as text, so that `env.NCCL_DEBUG=1` needs no quotes. `workload` is the sweep's
+    name for it.
     """
-    actual: Hashable
     if name == "workload":
-        actual = cell.workload.label
-    elif name in AXES or setting_of(name) is not None or variable_of(name) is not None:
-        actual = cell.level(name)
-    else:
+        return cell.workload.label == value
+    if name not in AXES and setting_of(name) is None and variable_of(name) is None:
         return False
-    is_as_printed = value in (axis_value(actual), str(actual))
-    return is_as_printed or equals(actual, value, _read_value(value))
+    level = cell.level(name)
+    if isinstance(level, str):
+        return level == value
+    is_as_printed = value in (axis_value(level), str(level))
+    return is_as_printed or same_value(level, _read_value(value))
 
 
 @lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
@@ -477,17 +455,6 @@ def _read_value(text: str) -> Hashable:
         return hashable(parse_value(text, text)) if text else text
     except BadInput:
         return text
-
-
-def equals(level: Hashable, text: str, value: Hashable) -> bool:
-    """Return whether a level is this value, which YAML reads in this text.
-
-    A level that is text is compared as text, so that `env.NCCL_DEBUG=1` needs no quotes. To
-    Python, True equals 1: they are kept apart.
-    """
-    if isinstance(level, str):
-        return level == text
-    return isinstance(level, bool) == isinstance(value, bool) and level == value
 
 
 def is_named(cell: Cell, name: str) -> bool:

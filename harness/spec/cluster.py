@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec.axes import GPU_SETTINGS, setting_that_needs_gpu
+from harness.spec.axes import setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
 from harness.spec.environment import NAME, PREFIX
@@ -127,11 +127,9 @@ def with_parallel(profile: Profile, text: str) -> Profile:
     """
     if not text:
         return profile
-    if text == "auto":
-        return replace(profile, parallel="auto")
-    if not text.isascii() or not text.isdigit() or not int(text):
+    if not re.fullmatch(r"auto|[1-9][0-9]*", text):
         raise BadInput(f"--parallel: found {text!r}; allowed: auto, or a whole number from 1 on")
-    return replace(profile, parallel=int(text))
+    return replace(profile, parallel="auto" if text == "auto" else int(text))
 
 
 def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
@@ -158,12 +156,7 @@ def check_fits(
         )
     on_cores = profile.launcher == "torchrun" and not gpus and profile.slots is None
     slots = available_slots(profile) if timed or not on_cores else None
-    # Of cells that a profile has to meet the same demands of, the first is checked.
-    demands_of = attrgetter("axes.world_size", *(f"axes.{axis}" for axis in GPU_SETTINGS))
-    unlike: dict[Hashable, Cell] = {}
     for cell in cells:
-        unlike.setdefault((demands_of(cell), *cell.environment), cell)
-    for cell in unlike.values():
         problem = _misfit(cell, profile, gpus, slots)
         if problem is not None:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))

@@ -19,7 +19,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,7 @@ from workloads.settings import Settings
 if TYPE_CHECKING:  # ranks check files too, and load no library that reads sweep files
     from harness.spec.document import Document
 
-REMEDY = "harness run or harness submit plans it again"
-DATA_REMEDY = f"the data has changed since; {REMEDY}"
+REMEDY = "since the trial was planned; harness run or harness submit plans it again"
 SHOWN_DIGITS = 12  # of a digest
 REMEMBERED_BYTES = 2**20  # of the smallest file whose digest is kept between commands
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
@@ -62,12 +60,10 @@ def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[st
     planned = {path.resolve() for path in find_source(reference.uses, base_folder).files.values()}
     digests: dict[str, str] = {}
     for name, path in user_files().items():
-        if path.resolve() in planned:
-            continue
-        try:
-            digests[name] = _digest(path)
-        except FileNotFoundError:
+        if path.resolve() not in planned:
             digests[name] = MISSING
+            with suppress(FileNotFoundError):
+                digests[name] = _digest(path)
     return digests
 
 
@@ -76,49 +72,41 @@ def check_code(reference: WorkloadRef, base_folder: Path) -> None:
 
     A cell without code, as a gate trains it in another revision, may have any.
     """
-    planned = reference.code
-    if planned is None:
+    if reference.code is None:
         return
     present = describe_code(find_source(reference.uses, base_folder))
-    if present == planned:
-        return
-    name = changed_parts(planned, present)[0]
-    if name in {*planned.files, *present.files}:
-        found = f"SHA-256 {_head(present.files.get(name))}"
-        allowed = _head(planned.files.get(name))
-    else:
-        found, allowed = f"version {present.version}", str(planned.version)
-    raise CodeChanged(
-        f"{name}: found {found}; allowed: {allowed}, as when the trial was planned: the"
-        f" workload's code has changed since; {REMEDY}"
-    )
+    changed = changed_parts(reference.code, present)
+    if changed:
+        planned = reference.code.files.get(changed[0], reference.code.version)
+        found = present.files.get(changed[0], present.version)
+        raise CodeChanged(
+            f"{changed[0]}: found {_head(found)}; allowed: {_head(planned)}: the workload's code has"
+            f" changed {REMEDY}"
+        )
 
 
 def changed_parts(before: WorkloadCode, now: WorkloadCode) -> list[str]:
     """Return the names of the files that differ, or of the distribution, sorted."""
-    parts = set()
-    for name in {*before.files, *now.files}:
-        if before.files.get(name) != now.files.get(name):
-            parts.add(name)
+    parts = {name for name, _ in before.files.items() ^ now.files.items()}
     if (before.distribution, before.version) != (now.distribution, now.version):
         parts.update(name for name in (before.distribution, now.distribution) if name)
     return sorted(parts)
 
 
-@dataclass
 class FileDigests:
     """Digests files, each once for each state that it had; a sweep may name the same ones at many points.
 
-    Between commands, what is known of large files is kept in `memory`, a file of JSON. Nothing
-    depends on it: without it, the files are read again.
+    Between commands, the digests of large files are kept in `memory`, a file of JSON. Nothing depends
+    on it: without it, the files are read again.
     """
 
-    memory: Path | None = None
-    _known: dict[str, str] = field(default_factory=dict)  # SHA-256 by path and state
-
-    def __post_init__(self) -> None:
+    def __init__(self, memory: Path | None = None) -> None:
         """Read what earlier commands have kept."""
-        self._remembered = _read_memory(self.memory)  # as `_known`
+        self._memory = memory
+        self._known: dict[str, tuple[str, str]] = {}  # by path: its state and its SHA-256
+        if memory is not None:
+            with suppress(OSError, TypeError, ValueError):
+                self._known = dict(json.loads(memory.read_bytes()))
 
     def digest(self, files: Files) -> str:
         """Return the SHA-256 over the names and contents of files; raises OSError."""
@@ -129,37 +117,16 @@ class FileDigests:
 
     def _digest_of(self, path: Path) -> str:
         """Return the SHA-256 of a file; raises OSError."""
-        key = f"{path.absolute()} {describe_state([('', path)])}"
-        if key in self._remembered:
-            return self._remembered[key]
-        if key not in self._known:
-            self._known[key] = _digest(path)
-            if path.stat().st_size >= REMEMBERED_BYTES:
-                self._remember(key)
-        return self._known[key]
-
-    def _remember(self, key: str) -> None:
-        """Keep a digest for later commands, if there is a folder of results and it can be written."""
-        path = key.rpartition(" ")[0]
-        for other in list(self._remembered):
-            if other.rpartition(" ")[0] == path:  # as the file was before
-                del self._remembered[other]
-        self._remembered[key] = self._known[key]
-        if self.memory is None or not self.memory.parent.is_dir():
-            return
-        with suppress(OSError, HarnessError):
-            write_atomically(self.memory, json.dumps(self._remembered), durable=False)
-
-
-def _read_memory(path: Path | None) -> dict[str, str]:
-    """Return the digests that earlier commands have kept, none where they can't be read."""
-    if path is None:
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        key, state = str(path.absolute()), describe_state([("", path)])
+        known = self._known.get(key)
+        if known is not None and known[0] == state:
+            return known[1]
+        self._known[key] = state, _digest(path)
+        is_large = path.stat().st_size >= REMEMBERED_BYTES
+        if is_large and self._memory is not None and self._memory.parent.is_dir():
+            with suppress(OSError, HarnessError):
+                write_atomically(self._memory, json.dumps(self._known), durable=False)
+        return self._known[key][1]
 
 
 def describe_files(
@@ -172,19 +139,14 @@ def describe_files(
     states: dict[str, str] = {}
     contents: dict[str, str] = {}
     for axis, files in by_setting.items():
-        location: Key = (*key, *axis.split(".", 1))
-        for _, path in files:
-            if not path.is_file():
-                problem = f"found no file or folder {path}; allowed: one that exists"
-                raise document.error(location, problem)
         try:
             # The state comes first: the trial then reads files again that change before they
             # are digested.
             states[axis] = describe_state(files)
             contents[axis] = digests.digest(files)
         except OSError as error:
-            problem = f"{error.filename}: can't be read: {error.strerror}"
-            raise document.error(location, problem) from None
+            problem = f"found {error.filename}: {error.strerror}; allowed: a file that can be read"
+            raise document.error((*key, *axis.split(".", 1)), problem) from None
     return states, contents
 
 
@@ -245,18 +207,16 @@ def check_files(reference: WorkloadRef, options: Settings, data: Settings) -> No
                 continue
             digest = FileDigests().digest(files) if files else None
         except OSError as error:
-            raise DataChanged(
-                f"{axis}: {error.filename}: {error.strerror}; {DATA_REMEDY}"
-            ) from None
+            problem = f"{error.filename}: {error.strerror}"
+            raise DataChanged(f"{axis}: {problem}; the data has changed {REMEDY}") from None
         if digest != planned.get(axis):
             location = os.path.commonpath([path for _, path in files]) if files else "no file"
-            found, allowed = _head(digest), _head(planned.get(axis))
             raise DataChanged(
-                f"{axis}: {location}: found SHA-256 {found}; allowed: {allowed}, as when the trial"
-                f" was planned; {DATA_REMEDY}"
+                f"{axis}: {location}: found {_head(digest)}; allowed: {_head(planned.get(axis))}:"
+                f" the data has changed {REMEDY}"
             )
 
 
 def _head(digest: str | None) -> str:
-    """Return the head of a digest, `none` where there is no file."""
+    """Return the head of a digest, or a version; `none` where there is no file."""
     return "none" if digest is None else digest[:SHOWN_DIGITS]

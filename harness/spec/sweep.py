@@ -6,21 +6,19 @@ mistake in a file costs a second, not a place in the queue.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, dotted, shown
 from harness.spec.apart import call_apart
-from harness.spec.axes import AXES, AXIS_TYPES, Axes
+from harness.spec.axes import AXIS_TYPES, Axes
 from harness.spec.cell import (
     Cell,
-    Fingerprints,
-    Profiling,
     Seed,
     StopRule,
     Trial,
@@ -31,13 +29,9 @@ from harness.spec.document import Document, read_document
 from harness.spec.environment import PREFIX
 from harness.spec.files import FileDigests
 from harness.spec.matrix import CONFLICT, ExcludedPoint, Matrix, Point, read_matrix, read_values
-from harness.spec.saving import SaveInterval
-from harness.spec.script import read_arguments, read_workload
-from harness.spec.stack import Stack
-from harness.spec.sweepfile import MAX_REPEATS, SweepFile, read_sweep_file
-from harness.spec.workload import PlannedWorkload, SweepWorkload
+from harness.spec.sweepfile import SweepFile, SweepKeys, read_sweep_file
+from harness.spec.workload import PlannedWorkload, SweepWorkload, read_workload
 from workloads.catalog import BUILT_IN
-from workloads.settings import Between
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
@@ -47,24 +41,18 @@ MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(SweepKeys):
     """A checked sweep file with the matrix expanded."""
 
-    name: str
     source: Path  # the sweep file
-    seeds: Sequence[Seed]  # of every workload that sets none
-    repeats: Annotated[int, Between(1, MAX_REPEATS)]  # trials of each cell and seed
-    checkpoint: Literal["none", "best"]  # whether the parameters of the best evaluation are kept
-    timeout: Annotated[float, Between(1)]  # seconds that one trial may take
     cells: Sequence[Cell]
     excluded: Sequence[ExcludedPoint]
     unused_rules: Sequence[str]  # exclude rules that matched nothing
-    saves: SaveInterval = field(default_factory=SaveInterval)
-    profile: Profiling | None = None
-    fingerprints: Fingerprints | None = None
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
-    stacks: Mapping[str, Stack] = field(default_factory=dict)  # all that the file declares, by name
     options: Sequence[str] = ()  # --set and --data with their texts, which changed the content
+    # Of a part that `--only` has selected: the seeds by cell id, and all cells of the whole sweep.
+    selected_seeds: Mapping[str, Sequence[Seed]] | None = None
+    all_cells: Sequence[Cell] = ()
 
     @property
     def base_folder(self) -> Path:
@@ -96,6 +84,8 @@ class Sweep:
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
+        if self.selected_seeds is not None:
+            return self.selected_seeds[cell.id]
         return self.workload_seeds.get(cell.workload.label, self.seeds)
 
     def count_trials(self, cell: Cell) -> int:
@@ -112,12 +102,15 @@ class Sweep:
         return [trial for block in self.blocks() for trial in block]
 
     def whole(self) -> Sweep:
-        """Return the sweep with all of its cells: itself, unless it is a `SelectedSweep`."""
-        return self
+        """Return the sweep with all of its cells and seeds: itself, unless it is a part."""
+        if self.selected_seeds is None:
+            return self
+        return replace(self, cells=self.all_cells, selected_seeds=None, all_cells=())
 
     def trials_left_out(self) -> list[Trial]:
         """Return the trials of the whole sweep that are not among `trials`."""
-        return []
+        selected = {trial.id for trial in self.trials()}
+        return [trial for trial in self.whole().trials() if trial.id not in selected]
 
 
 def ready_sweeps() -> dict[str, Path]:
@@ -180,7 +173,11 @@ def _plan(
         workloads.append(read_workload(document, label, entry, digests))
     types = {workload.label: workload.setting_types for workload in workloads}
     matrix = read_matrix(document, file, types)
-    _check_axes_are_received(document, matrix, workloads)
+    for workload in workloads:
+        for axis in workload.setting_types.keys() & matrix.sources.keys():
+            # Errors in the value of such a setting name the line of the axis.
+            key = (*workload.key, *axis.split(".", 1))
+            document.sources.setdefault(key, matrix.sources[axis])
     cells: list[Cell] = []
     excluded: list[ExcludedPoint] = []
     for workload in workloads:
@@ -193,20 +190,12 @@ def _plan(
             options += [name, text]
     seeds = {label: entry.seeds for label, entry in file.workloads.items() if entry.seeds}
     sweep = Sweep(
-        name=file.name,
+        **{key.name: getattr(file, key.name) for key in fields(SweepKeys)},
         source=path,
-        seeds=file.seeds,
-        repeats=file.repeats,
-        checkpoint="best" if file.checkpoint.best else "none",
-        saves=SaveInterval(every=file.checkpoint.every, keep=file.checkpoint.keep),
-        profile=file.profile,
-        fingerprints=file.fingerprints,
-        timeout=file.timeout,
         cells=_distinct(document, cells),
         excluded=excluded,
         unused_rules=[f"exclude[{number}]" for number in sorted(matrix.unused)],
         workload_seeds=seeds,
-        stacks=file.stacks,
         options=options,
     )
     count = sum(map(sweep.count_trials, sweep.cells))
@@ -214,16 +203,6 @@ def _plan(
         problem = f"found {count:,} trials over all cells, seeds and repeats; allowed: at most {MAX_TRIALS:,}"
         raise document.error((), problem)
     return sweep
-
-
-def _check_axes_are_received(
-    document: Document, matrix: Matrix, workloads: Sequence[SweepWorkload]
-) -> None:
-    """Raise BadInput for an axis that varies and that no workload receives: each is a script."""
-    for axis in matrix.varying.intersection(AXES):
-        if not any(workload.receives(axis) for workload in workloads):
-            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
 
 
 def _cells_of(
@@ -250,7 +229,7 @@ def _cells_of(
         key = str(settings)
         if key not in planned and workload.setting_types.keys() >= settings.keys():
             unset = [] if is_set else ["batch_size"]
-            planned[key] = workload.plan(settings, matrix.sources, unset)
+            planned[key] = workload.plan(settings, unset)
             _check_validation(workload, planned[key], stop)
         plan = planned.get(key)
         rule, reason = _judge(matrix, workload, point, axes, plan)
@@ -348,9 +327,9 @@ def _warmup(workload: SweepWorkload, file: SweepFile, steps: int | None) -> int:
     How many steps an epoch has is only known with the data. Raises BadInput if no step remains to be
     measured, and if a script's arguments name the steps of a length that has none.
     """
-    document, label, entry = workload.document, workload.label, workload.entry
-    names = placeholders_of(read_arguments(document, label, entry))
-    if steps is None and "steps" in names and "steps" not in entry.options:
+    document, label = workload.document, workload.label
+    names = placeholders_of(workload.arguments or ())
+    if steps is None and "steps" in names and "steps" not in workload.entry.options:
         problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
         raise document.error((*workload.key, "arguments"), problem)
     if file.warmup is None:
@@ -382,17 +361,13 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     Cells of one workload may be equal, since `include` may add what the matrix already has. Raises
     BadInput for equal cells of two workloads: both labels would show the same trials.
     """
-    distinct: list[Cell] = []
-    first_cells: defaultdict[Hashable, dict[Axes, Cell]] = defaultdict(dict)
+    distinct: dict[str, Cell] = {}
     for cell in cells:
-        first = first_cells[cell.key_without_axes].setdefault(cell.axes, cell)
-        label = cell.workload.label
+        first, label = distinct.setdefault(cell.id, cell), cell.workload.label
         if first.workload.label != label:
             problem = f"found the same as {first.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)
-        if first is cell:
-            distinct.append(cell)
-    return distinct
+    return list(distinct.values())
 
 
 def _nothing_to_run(document: Document, excluded: Sequence[ExcludedPoint]) -> BadInput:

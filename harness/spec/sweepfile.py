@@ -27,10 +27,10 @@ from harness.spec.cell import (
 )
 from harness.spec.document import Document, parse_value
 from harness.spec.environment import axis_hint, variable_of
+from harness.spec.files import FileDigests
 from harness.spec.saving import CheckpointRules
-from harness.spec.script import read_workload
 from harness.spec.stack import Stack
-from harness.spec.workload import Seeds, WorkloadEntry
+from harness.spec.workload import Seeds, WorkloadEntry, read_workload
 from workloads.catalog import BUILT_IN
 from workloads.settings import Between
 
@@ -46,23 +46,29 @@ MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepFile:
-    """The keys of a sweep file and their defaults."""
+class SweepKeys:
+    """The keys of a sweep file that are those of the sweep too, and their defaults."""
 
     name: str  # decides the folder of the results
-    workloads: dict[str, WorkloadEntry]  # by label
-    seeds: Seeds = field(default_factory=lambda: [0])  # each cell is trained with all of them
+    seeds: Seeds = field(default_factory=lambda: [0])  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
-    length: Length = ONE_EPOCH
-    evaluate: Length = ONE_EPOCH  # how far apart evaluations are
-    stop: StopRule | None = None  # None: every trial has its whole length
-    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
-    warmup: Annotated[int, Between(0)] | None = None
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     stacks: dict[str, Stack] = field(default_factory=dict)  # the values of the axis `stack`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFile(SweepKeys):
+    """All keys of a sweep file and their defaults."""
+
+    workloads: dict[str, WorkloadEntry]  # by label
+    length: Length = ONE_EPOCH
+    evaluate: Length = ONE_EPOCH  # how far apart evaluations are
+    stop: StopRule | None = None  # None: every trial has its whole length
+    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
+    warmup: Annotated[int, Between(0)] | None = None
     # `harness.spec.matrix` checks the following, because their types depend on the axis.
     matrix: dict[str, Any] = field(default_factory=dict)
     zip: list[dict[str, Any]] = field(default_factory=list)
@@ -266,7 +272,9 @@ def _path_setting(document: Document, label: str, *, is_named: bool) -> str | No
     entry = document.content["workloads"][label]
     data = entry.get("data", {})
     checked = document.validate(WorkloadEntry, entry, ("workloads", label))
-    members = members_by_source(read_workload(document, label, checked).declaration.data)
+    members = members_by_source(
+        read_workload(document, label, checked, FileDigests()).declaration.data
+    )
     chosen = document.content.get("matrix", {}).get(f"data.{SOURCE}", data.get(SOURCE))
     for source in chosen if isinstance(chosen, list) else [chosen]:
         kind = next(iter(members.values()))

@@ -105,8 +105,8 @@ class Mine(LineFit):
     ("section", "base", "setting", "problem"),
     [
         ("Options", "Inner", "width: int = 3", "found <class 'mine"),
-        ("Data", "Settings", "files: tuple[Path, ...]", "files: found the name of a method of "),
-        ("Data", "Settings", "check: bool = False", "check: found the name of a method of "),
+        ("Data", "Settings", "files: tuple[Path, ...]", "files: found the name of a method"),
+        ("Data", "Settings", "check: bool = False", "check: found the name of a method"),
         ("Options", "Settings", "sizes: Sequence[int] = ()", "found a type that can't be read: "),
     ],
     ids=["base", "files", "check", "type"],
@@ -136,7 +136,7 @@ def test_value_that_a_cell_can_not_keep() -> None:
     module = SETTINGS.format(section="Options", base="Settings", setting="color: Color")
     Path("mine.py").write_text(module, encoding="utf-8")
     Path("sweep.yaml").write_text(f"{MINE}    options: {{color: red}}\n", encoding="utf-8")
-    begins = "sweep.yaml:5: workloads.mine.options.color: found <Color.RED: 'red'> of type Color;"
+    begins = "sweep.yaml:5: workloads.mine.options.color: found a Color, which no cell can keep; allowed: "
     check(refused("plan", "sweep.yaml"), begins)
 
 

@@ -93,7 +93,7 @@ def test_linked_folders_count_with_all_that_is_in_them(folder: Path) -> None:
 def test_a_missing_file_is_a_mistake_in_one_line(folder: Path, option: str) -> None:
     value: Any = ["a.json", "none.json"] if option == "shards" else "none.json"
     options = {option: value}
-    with pytest.raises(BadInput, match=rf"options\.{option}: found no file or folder .*none\.json"):
+    with pytest.raises(BadInput, match=rf"options\.{option}: found .*none\.json"):
         planned(folder, **options)
 
 
@@ -119,9 +119,7 @@ def test_a_file_that_changed_since_the_plan_is_refused_by_name(folder: Path) -> 
     status = file.stat()
     file.write_text("3", encoding="utf-8")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # its size and time are the same
-    with pytest.raises(
-        DataChanged, match=r"^options\.start: .*a\.json: found SHA-256 \w{12}; allowed"
-    ):
+    with pytest.raises(DataChanged, match=r"^options\.start: .*a\.json: found \w{12}; allowed"):
         check(cell, folder)
     file.unlink()
     with pytest.raises(DataChanged, match=r"a\.json"):

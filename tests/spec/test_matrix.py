@@ -150,7 +150,10 @@ def test_combination_without_sense_is_left_out_and_named(tmp_path: Path) -> None
     assert [(out.rule, out.reason) for out in sweep.excluded] == [
         ("conflict", "strategy single is one rank, world_size is 2"),
         ("conflict", "strategy single is one rank, world_size is 3"),
-        ("conflict", "batch_size 64 can't be shared out evenly among 3 ranks"),
+        (
+            "conflict",
+            "batch_size 64 can't be shared out evenly among 3 ranks with 1 micro-steps each",
+        ),
     ]
 
 
@@ -212,11 +215,11 @@ def test_cell_that_occurs_twice_is_kept_once_in_its_first_place(tmp_path: Path) 
         ({"batch_size": 64, "world_size": 2}, "strategy single is one rank, world_size is 2"),
         (
             {"batch_size": 5, "strategy": "ddp", "world_size": 2},
-            "batch_size 5 can't be shared out evenly among 2 ranks",
+            "batch_size 5 can't be shared out evenly among 2 ranks with 1 micro-steps each",
         ),
         (
             {"batch_size": 6, "grad_accum_steps": 4},
-            "a rank's 6 samples can't be cut evenly into 4 micro-steps",
+            "batch_size 6 can't be shared out evenly among 1 ranks with 4 micro-steps each",
         ),
         (
             {"batch_size": 64, "compile.fullgraph": True},

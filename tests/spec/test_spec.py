@@ -53,7 +53,7 @@ def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
         "name": "demo",
         "seeds": [0],
         "repeats": 1,
-        "checkpoint": "none",
+        "checkpoint": {"every": None, "keep": 2, "best": False},
         "timeout": 3600.0,
     }
     wanted["profile"] = None
@@ -394,7 +394,7 @@ class TestSet:
         sweep = load(tmp_path, {"mlp": None}, sets=sets)
         (cell,) = sweep.cells
         assert (sweep.name, sweep.seeds, sweep.repeats) == ("other", [4, 5], 2)
-        assert (sweep.timeout, sweep.checkpoint, cell.warmup) == (60.0, "best", 3)
+        assert (sweep.timeout, sweep.checkpoint.best, cell.warmup) == (60.0, True, 3)
         assert sweep.profile == Profiling(steps=5)
         assert list(cell.workload.options["hidden"]) == [8, 8]
         assert cell.workload.options["lr"] == 0.01

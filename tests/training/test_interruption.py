@@ -112,7 +112,7 @@ def load_assignment(folder: Path, entry: Mapping[str, Any], *, best: bool = Fals
     return Assignment(
         trial=sweep.trials()[0],
         base_folder=str(sweep.base_folder),
-        checkpoint=sweep.checkpoint,
+        checkpoint="best" if sweep.checkpoint.best else "none",
         device="cpu",
     )
 
