@@ -36,9 +36,8 @@ class TokenSamples:
     """Token ids of texts, padded at the end, with the length and the label of each text."""
 
     tokens: Tensor  # int64, shape (samples, tokens of the longest text)
-    lengths: Tensor  # int64, shape (samples,): tokens of each text without padding
+    lengths: Tensor  # int64, shape (samples,): tokens that a batch needs for each text
     labels: Tensor  # int64, shape (samples,)
-    fixed: bool  # whether a batch keeps the full width instead of its longest text's
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,9 +45,7 @@ class TokenSamples:
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return token ids, shape (samples, width of this batch), and labels, shape (samples,)."""
         rows = torch.as_tensor(indices)
-        width = self.tokens.shape[1]
-        if not self.fixed:
-            width = int(self.lengths[rows].max())
+        width = int(self.lengths[rows].max())
         rows = rows.to(self.tokens.device)
         return self.tokens[rows, :width], self.labels[rows]
 
@@ -216,8 +213,6 @@ class DistilBert(Classifier):
         on the others in its batch.
         """
         lengths = self.samples["train"].lengths.double()
-        if self.options.padding == "fixed":
-            lengths = torch.full_like(lengths, self.options.sequence)
         t, t2 = float(lengths.mean()), float(lengths.square().mean())
         d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
@@ -229,14 +224,10 @@ class DistilBert(Classifier):
         """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
         ids = encode(self.tokenizer, texts, self.options.sequence)
         tokens = pad_sequence([torch.tensor(row) for row in ids], True, PAD)
-        fixed = self.options.padding == "fixed"
-        if fixed:
+        lengths = torch.tensor([len(row) for row in ids])
+        if self.options.padding == "fixed":
             missing_columns = self.options.sequence - tokens.shape[1]
             tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)
+            lengths = torch.full_like(lengths, self.options.sequence)
         numbers = {label: number for number, label in enumerate(self.classes)}
-        return TokenSamples(
-            tokens,
-            torch.tensor([len(row) for row in ids]),
-            torch.tensor([numbers[label] for label in labels]),
-            fixed,
-        )
+        return TokenSamples(tokens, lengths, torch.tensor([numbers[label] for label in labels]))

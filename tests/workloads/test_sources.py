@@ -84,12 +84,12 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "found no rows"),
+        (b"", "found no sample to train on of a second label"),
         (
             b"text;label\na;b\n",
             "found no column 'text'; allowed: text and label among text;label",
         ),
-        (b"text,label\n", "found no rows"),
+        (b"text,label\n", "found no sample to train on of a second label"),
         (b"text,label\n ,yes\n", "no text or label in line 2"),
         (b"text,label\na,yes\nb, \n", "no text or label in line 3"),
         (b"text,label\na,yes,more\n", "more fields than the header, or no text or label in line 2"),
