@@ -94,10 +94,6 @@ class DataChanged(HarnessError):
     """
 
 
-class LoaderTimeout(HarnessError):
-    """A loader's worker delivered no batch for so long that it probably never will."""
-
-
 class Interrupted(HarnessError):
     """A signal stopped all ranks at the same step, at which the trial can resume.
 

@@ -26,7 +26,7 @@ from harness.records.record import RankResult
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import joined, load_workload
 from harness.training.optimization import lr_factor, simulate_rates
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
 
@@ -55,12 +55,12 @@ class UntilDivergence(Hooks):
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Note the loss; raises Diverged at all ranks if the mean over them has."""
-        gathered = self._parts.mesh.gather(state.losses[-1])
+        gathered = gather(state.losses[-1])
         loss = float(np.mean(gathered)) if gathered else math.nan
         if math.isfinite(loss):
             self.losses.append(loss)
         is_over = not math.isfinite(loss) or has_diverged(self.losses, self._parts.total_steps)
-        if self._parts.mesh.broadcast_from_rank_0(is_over):
+        if broadcast_from_rank_0(is_over):
             raise Diverged
 
     def should_evaluate(self, state: TrainingState) -> bool:
@@ -100,7 +100,7 @@ def mean_schedule_factor(parts: TrialParts) -> float:
     The schedule is stepped through without training, for the number of steps of the search. It is
     assumed to depend only on the share of steps done.
     """
-    schedule, optimizer = parts.schedule, parts.optimizer
+    schedule, optimizer = parts.train_step.schedule, parts.optimizer
     if schedule is None:
         return 1.0
     rates = max(simulate_rates(optimizer, lambda: schedule, parts.total_steps), key=max)

@@ -9,7 +9,7 @@ import torch
 
 from harness.preflight.probe import Probe, draw, is_equal, seeded_batch, spread_indices
 from harness.preflight.report import CheckFinding, passed, problem, skipped
-from harness.training.loader import epoch_order, make_loader
+from harness.training.loader import make_loader
 from harness.training.order import BatchOrder
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, load_splits
@@ -93,7 +93,7 @@ def _fetch_by_workers(probe: Probe, workers: int) -> list[Batch]:
         seed=probe.seed,
         dp_rank=0,
         dp_size=1,
-        epoch_order=epoch_order(samples),
+        in_order=getattr(samples, "in_order", False),
     )
     seed_everything(probe.seed)
     loader = make_loader(samples, order, axes, seed=probe.seed, device=probe.device)

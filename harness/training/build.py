@@ -10,29 +10,27 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from harness.core.errors import BadInput, NotApplied, one_line
 from harness.core.paths import TrialFolder
-from harness.measure.clock import StepClock, step_clock
+from harness.measure.clock import step_clock
 from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
-from harness.spec.cell import MAX_STEPS, Cell, Length
+from harness.spec.cell import MAX_STEPS, Length
 from harness.training.checkpoint import Checkpointer
 from harness.training.conditions import describe_conditions
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler, uses_cuda_graphs
-from harness.training.loader import Fetched, epoch_order, make_loader
+from harness.training.loader import Fetched, make_loader
 from harness.training.loss_weights import weights_of
 from harness.training.mesh import ParallelMesh
 from harness.training.model import (
@@ -52,31 +50,14 @@ from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
 from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
-from workloads.base import Samples, Splits, TensorSamples, Workload, load_splits
+from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
 
 # Attributes of a workload that are too large to be copied, and that training does not change.
 DATA = (Tensor, np.ndarray, Dataset, TensorSamples)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuiltStep:
-    """A training step with the parts that it works on."""
-
-    # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
-    model: nn.Module
-    training_module: nn.Module  # with the wrapper
-    parameter_count: int  # elements of all parameters
-    flops_per_sample: float | None  # of training; None where unknown
-    strategy: Strategy
-    optimizer: Optimizer
-    schedule: LRScheduler | None  # None for a constant learning rate
-    scaler: Scaler
-    clock: StepClock  # times the steps and their phases
-    train_step: TrainStep  # all that happens in the timed region, besides fetching
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialParts(BuiltStep):
+class TrialParts:
     """All parts that one rank of a trial trains with.
 
     The parts change while a trial trains; which parts it has does not.
@@ -90,10 +71,16 @@ class TrialParts(BuiltStep):
     order: BatchOrder  # which samples make up which batch
     # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
     loader: Iterable[Fetched]
+    # The model without the strategy's wrapper: the one that is evaluated, saved and digested.
+    model: nn.Module
+    parameter_count: int  # elements of all parameters
+    flops_per_sample: float | None  # of training; None where unknown
+    strategy: Strategy
     compiler: Compiler
     determinism: DeterministicMode
     telemetry: TelemetrySampler  # watches the device and the host while the rank trains
     memory: PeakMemory  # counts from just before the model was built
+    train_step: TrainStep  # all that happens in the timed region, besides fetching
     workload_state: WorkloadState
     checkpointer: Checkpointer
     total_steps: int  # optimizer steps of the whole trial, over all attempts
@@ -102,6 +89,11 @@ class TrialParts(BuiltStep):
     def axes(self) -> Axes:
         """Return the cell's axes."""
         return self.assignment.trial.cell.axes
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Return the optimizer of the training step."""
+        return self.train_step.optimizer
 
 
 def build_trial(
@@ -118,7 +110,7 @@ def build_trial(
     NotApplied for settings that are impossible with this workload or on this device, and
     BadCheckpoint.
     """
-    cell, seed = assignment.trial.cell, assignment.trial.seed
+    cell, seed, device = assignment.trial.cell, assignment.trial.seed, mesh.device
     axes = cell.axes
     compiler = Compiler(axes, folder.compiler_cache(mesh.ranks.rank), state)
     with state.timed("data"):
@@ -133,142 +125,111 @@ def build_trial(
         dp_rank=mesh.rank,
         dp_size=mesh.size,
         micro_steps=axes.grad_accum_steps if axes.reduction == "tree" else 1,
-        epoch_order=epoch_order(splits.train),
+        in_order=getattr(splits.train, "in_order", False),
     )
     with state.timed("build"):
         setting = setting_that_needs_gpu(axes)
-        if setting is not None and mesh.device.type != "cuda":
+        if setting is not None and device.type != "cuda":
             raise NotApplied(f"{setting}; needed: a GPU")
         # From here on memory counts: the data is loaded, the model is not built yet.
-        memory = PeakMemory(mesh.device)
-        apply_matmul_precision(axes, mesh.device)
-        determinism = DeterministicMode(axes, mesh.device)
+        memory = PeakMemory(device)
+        apply_matmul_precision(axes, device)
+        determinism = DeterministicMode(axes, device)
         total_steps = count_steps(cell.length, order.steps)
-        built = build_step(cell, seed, workload, splits, mesh, compiler, memory, total_steps)
-        model = built.model
-        loader = make_loader(splits.train, order, axes, seed=seed, device=mesh.device)
+        # The same seed at every rank, as FSDP2 shards the model that each rank has built.
+        seed_everything(seed)
+        model = build_model(workload, axes, device)
+        check_metrics(workload, model, splits.test, axes, device, cell.stop)
+        flops = _flops_per_sample(workload, model, splits.train, axes, mesh)
+        memory.forget_peak()  # of counting
+        if axes.activation_checkpointing:
+            checkpoint_activations(workload, model)
+        parameter_count = sum(parameter.numel() for parameter in model.parameters())
+        clock = step_clock(device)
+        strategy = strategy_class(axes.strategy)(axes, mesh)
+        training_module = strategy.prepare(model, workload, compiler, clock)
+        optimizer = make_optimizer(workload, model, axes)
+        schedule = make_schedule(workload, optimizer, axes, total_steps)
+        check_training_mode(workload, model)
+        # From here on ranks draw different numbers, for dropout on different samples.
+        seed_everything(seed, mesh.rank)
+        after_step = None
+        if type(workload).after_step is not Workload.after_step:
+            after_step = partial(workload.after_step, model)
+        train_step_class = TreeStep if axes.reduction == "tree" else TrainStep
+        train_step = train_step_class(
+            axes=axes,
+            mesh=mesh,
+            seed=seed,
+            model=model,
+            module=training_module,
+            loss=under_autocast(axes, device, workload.loss),
+            loss_hook=strategy.loss_hook(clock),
+            loss_weights=weights_of(workload, mesh, clock),
+            copies_losses=uses_cuda_graphs(axes, device),
+            strategy=strategy,
+            optimizer=optimizer,
+            schedule=schedule,
+            scaler=Scaler(axes, device),
+            clock=clock,
+            after_step=after_step,
+        )
         workload_state = WorkloadState(workload)
         checkpointer = Checkpointer(
             folder=folder,
             mesh=mesh,
-            strategy=built.strategy,
+            strategy=strategy,
             model=model,
-            optimizer=built.optimizer,
-            schedule=built.schedule,
-            scaler=built.scaler,
+            optimizer=optimizer,
+            schedule=schedule,
+            scaler=train_step.scaler,
             workload_state=workload_state,
             unsaved_state=UnsavedState(
-                workload, splits.train, model, built.optimizer, uses_workers=axes.num_workers > 0
+                workload, splits.train, model, optimizer, uses_workers=axes.num_workers > 0
             ),
-            conditions=describe_conditions(assignment.trial.id, assignment.packages, mesh.device),
+            conditions=describe_conditions(assignment.trial.id, assignment.packages, device),
         )
-    parts = TrialParts(
-        **vars(built),
-        assignment=assignment,
-        folder=folder,
-        mesh=mesh,
-        workload=workload,
-        splits=splits,
-        order=order,
-        loader=loader,
-        compiler=compiler,
-        determinism=determinism,
-        telemetry=telemetry_for(mesh.device, warmup=cell.warmup, cores=assignment.lane.cores),
-        memory=memory,
-        workload_state=workload_state,
-        checkpointer=checkpointer,
-        total_steps=total_steps,
-    )
-    with state.timed("build"):
+        parts = TrialParts(
+            assignment=assignment,
+            folder=folder,
+            mesh=mesh,
+            workload=workload,
+            splits=splits,
+            order=order,
+            loader=make_loader(splits.train, order, axes, seed=seed, device=device),
+            model=model,
+            parameter_count=parameter_count,
+            flops_per_sample=flops,
+            strategy=strategy,
+            compiler=compiler,
+            determinism=determinism,
+            telemetry=telemetry_for(device, warmup=cell.warmup, cores=assignment.lane.cores),
+            memory=memory,
+            train_step=train_step,
+            workload_state=workload_state,
+            checkpointer=checkpointer,
+            total_steps=total_steps,
+        )
         checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
-
-
-def build_step(
-    cell: Cell,
-    seed: int,
-    workload: Workload,
-    splits: Splits,
-    mesh: ParallelMesh,
-    compiler: Compiler,
-    memory: PeakMemory,
-    total_steps: int,
-) -> BuiltStep:
-    """Return a rank's training step, with model and optimizer as they are before the first one.
-
-    `total_steps` are those of the whole trial. Every rank must call this. Raises BadInput and
-    NotApplied.
-    """
-    axes = cell.axes
-    # The same seed at every rank, as FSDP2 shards the model that each rank has built.
-    seed_everything(seed)
-    model = build_model(workload, axes, mesh.device)
-    check_metrics(workload, model, splits.test, axes, mesh.device, cell.stop)
-    flops = _flops_per_sample(workload, model, splits.train, axes, mesh)
-    memory.forget_peak()  # of counting
-    if axes.activation_checkpointing:
-        checkpoint_activations(workload, model)
-    parameter_count = sum(parameter.numel() for parameter in model.parameters())
-    clock = step_clock(mesh.device)
-    strategy = strategy_class(axes.strategy)(axes, mesh)
-    training_module = strategy.prepare(model, workload, compiler, clock)
-    optimizer = make_optimizer(workload, model, axes)
-    schedule = make_schedule(workload, optimizer, axes, total_steps)
-    check_training_mode(workload, model)
-    scaler = Scaler(axes, mesh.device)
-    # From here on ranks draw different numbers, for dropout on different samples.
-    seed_everything(seed, mesh.rank)
-    step_parts: dict[str, Any] = {
-        "module": training_module,
-        "loss": under_autocast(axes, mesh.device, workload.loss),
-        "loss_hook": strategy.loss_hook(clock),
-        "strategy": strategy,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "scaler": scaler,
-        "clock": clock,
-        "grad_accum_steps": axes.grad_accum_steps,
-        "max_grad_norm": axes.max_grad_norm,
-        "loss_weights": weights_of(workload, mesh, clock),
-        "copies_losses": uses_cuda_graphs(axes, mesh.device),
-    }
-    if type(workload).after_step is not Workload.after_step:
-        step_parts["after_step"] = partial(workload.after_step, model)
-    train_step = TrainStep(**step_parts)
-    if axes.reduction == "tree":
-        train_step = TreeStep(
-            **step_parts,
-            model=model,
-            device=mesh.device,
-            seed=seed,
-            dp_rank=mesh.rank,
-            dp_size=mesh.size,
-        )
-    return BuiltStep(
-        model=model,
-        training_module=training_module,
-        parameter_count=parameter_count,
-        flops_per_sample=flops,
-        strategy=strategy,
-        optimizer=optimizer,
-        schedule=schedule,
-        scaler=scaler,
-        clock=clock,
-        train_step=train_step,
-    )
 
 
 def _load_splits(workload: Workload) -> Splits:
     """Return the samples; raises BadInput for a set to evaluate without samples."""
     splits = load_splits(workload)
-    for name in ("test", "validation"):
-        samples: Samples | None = getattr(splits, name)
+    for name, samples in (("test", splits.test), ("validation", splits.validation)):
         if samples is not None and not len(samples):
             raise BadInput(
                 f"{type(workload).__name__}.splits(): found no sample in the {name} set;"
                 " allowed: one or more"
             )
     return splits
+
+
+def _micro_batch(samples: Samples, axes: Axes, mesh: ParallelMesh) -> Batch:
+    """Return the first samples, as many as a rank has in a forward and backward."""
+    size = axes.batch_size // mesh.size // axes.grad_accum_steps
+    return place_batch(samples.batch(range(size)), axes, mesh.device)
 
 
 def _flops_per_sample(
@@ -286,8 +247,7 @@ def _flops_per_sample(
         return float(stated)  # it may be a number of NumPy or torch
     try:
         with generators_kept(mesh.device):
-            batch = samples.batch(range(mesh.micro_batch_size(axes)))
-            batch = place_batch(batch, axes, mesh.device)
+            batch = _micro_batch(samples, axes, mesh)
             shared: list[object] = [*model.parameters()]
             shared += [value for value in vars(workload).values() if isinstance(value, DATA)]
             copies = deepcopy((workload, model), {id(value): value for value in shared})
@@ -305,8 +265,7 @@ def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
     What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
     """
     seconds_before = parts.compiler.seconds
-    size = parts.mesh.micro_batch_size(parts.axes)
-    batch = place_batch(parts.splits.train.batch(range(size)), parts.axes, parts.mesh.device)
+    batch = _micro_batch(parts.splits.train, parts.axes, parts.mesh)
     loss = parts.train_step.loss(parts.train_step.module, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     parts.optimizer.zero_grad(set_to_none=True)

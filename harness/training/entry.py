@@ -58,7 +58,7 @@ def joined(
             ranks, device, needed=needed, timeout=timeout, offloads=axes.fsdp.cpu_offload
         ),
     ):
-        yield assignment, ParallelMesh.from_axes(axes, ranks, device)
+        yield assignment, ParallelMesh(ranks, device, axes.shard_size)
 
 
 def prepare_rank(folder: TrialFolder) -> Assignment:

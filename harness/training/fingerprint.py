@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.core.paths import TrialFolder
 from harness.records.record import RankFingerprints
-from harness.training.mesh import ParallelMesh
+from harness.training.ranks import gather
 from harness.training.state import TrainingState
 
 
@@ -27,7 +27,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()
 
 
-def digest_model(model: nn.Module, state: str | None, mesh: ParallelMesh) -> str:
+def digest_model(model: nn.Module, state: str | None) -> str:
     """Return the digest of a model: parameters, buffers and `state`, the digest of the workload's own.
 
     Without buffers and state it is the digest of the parameters alone. A rank may have buffers of its
@@ -39,7 +39,7 @@ def digest_model(model: nn.Module, state: str | None, mesh: ParallelMesh) -> str
     if buffers:
         digests.append(digest_tensors(buffers))
     # One where all ranks have the same state, which then does not depend on how many they are.
-    states = [digest for digest in mesh.gather(state) if digest is not None]
+    states = [digest for digest in gather(state) if digest is not None]
     digests += states[:1] if len(set(states)) == 1 else states
     if len(digests) == 1:
         return digests[0]

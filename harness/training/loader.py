@@ -7,7 +7,6 @@ what it was meant to train on.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import secrets
 import sys
@@ -17,39 +16,24 @@ from functools import partial
 from multiprocessing import connection
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from harness.core.errors import LoaderTimeout, NotApplied
+from harness.core.errors import NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.spec.axes import Axes
-from harness.training.epoch import (
-    EpochOrder,
-    Indices,
-    InOrder,
-    Permutation,
-)
-from harness.training.order import BatchOrder
+from harness.training.order import BatchOrder, Indices
 from harness.training.ranks import derive_seed, generators_kept, seed_generators
 from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
 # them, and the batch itself.
 Fetched = tuple[Indices, int, Batch]
-Fetch = Callable[[int, Indices], Batch]  # of a step's number and the indices of its samples
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
-M_MMAP_THRESHOLD = -3  # glibc's number of the setting
-LARGE_BLOCK = 2**20  # bytes
 CPU = torch.device("cpu")
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
-
-
-def epoch_order(samples: Samples) -> EpochOrder:
-    """Return the order of an epoch that suits the samples."""
-    if getattr(samples, "in_order", False):
-        return InOrder()
-    return Permutation(len(samples))
 
 
 def make_loader(
@@ -58,31 +42,20 @@ def make_loader(
     """Return an iterable over the batches of `order`; each iteration starts where `order` is then.
 
     What is drawn while samples are fetched follows from `seed` and the samples, whoever fetches them,
-    and leaves the generators of training as they are. Under `reduction: tree`, batches are what `MicroBatches` fetches.
-    Raises NotApplied for resident samples that can't be moved to `device`.
+    and leaves the generators of training as they are. Raises NotApplied for resident samples that
+    can't be moved to `device`.
     """
     is_resident = axes.input == "resident"
-    if is_resident:
-        samples = _move(samples, device)
-    samples_device = device if is_resident else CPU
-    fetch: Fetch = SeededFetch(samples, seed, order, samples_device)
-    if axes.reduction == "tree":
-        fetch = MicroBatches(
-            samples=samples,
-            seed=seed,
-            dp_rank=order.dp_rank,
-            dp_size=order.dp_size,
-            count=axes.grad_accum_steps,
-            device=samples_device,
-        )
+    fetch = SeededFetch(
+        samples=_moved(samples, device) if is_resident else samples,
+        device=device if is_resident else CPU,
+        seed=seed,
+        order=order,
+        micro_batches=axes.grad_accum_steps if axes.reduction == "tree" else None,
+    )
     pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
     if not axes.num_workers:
-        # Tensors in memory are taken by their indices, which draws nothing: no time is lost for them.
-        if type(samples) is TensorSamples and axes.reduction != "tree":
-            fetch = partial(_fetch_rows, samples)
-        else:
-            fetch = partial(_fetch_undisturbed, fetch, samples_device)
-        return _InProcessLoader(fetch, order, pin_memory=pin_memory)
+        return _InProcessLoader(fetch, pin_memory=pin_memory)
     # The sampler yields whole batches, which the data set fetches at once. By default, torch would
     # fetch sample by sample and put them together.
     return _ForkSafeLoader(
@@ -99,22 +72,56 @@ def make_loader(
     )
 
 
-@dataclass(frozen=True)
+def batches_ahead(loader: Iterable[Fetched]) -> int:
+    """Return how many batches the workers of a loader may have fetched before they are asked for."""
+    if not isinstance(loader, DataLoader):
+        return 0
+    return loader.num_workers * (loader.prefetch_factor or 0)
+
+
+def as_sequence(indices: Indices) -> Sequence[int]:
+    """Return an array as workloads get it: a sequence of integers in all but its type."""
+    return cast(Sequence[int], indices)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SeededFetch:
     """Fetches a rank's share of a batch with random numbers of its own.
 
     What a Dataset draws for a sample depends on the seed, the epoch and the sample. What is drawn for
     a whole batch, as in a collate function, depends on the seed, the step and the rank's share.
+
+    Under `reduction: tree`, micro-batches are fetched one by one. Random numbers, and the width that
+    samples are padded to, then depend on the micro-batch alone, and not on which others its rank has.
     """
 
     samples: Samples
+    device: torch.device  # where the samples are
     seed: int  # of the trial
     order: BatchOrder
-    device: torch.device  # where the samples are
+    micro_batches: int | None  # of a share that are fetched one by one; None: the whole share
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Return whether samples are in memory and taken by their indices."""
+        return type(self.samples) is TensorSamples and self.micro_batches is None
 
     def __call__(self, step: int, indices: Indices) -> Batch:
-        """Return the batch of a step; the generators are left where it takes them."""
-        seed_generators(derive_seed(self.seed, self.order.dp_rank, step), self.device)
+        """Return the batch of a step; the generators are left where it takes them.
+
+        Of micro-batches it has all tensors, one micro-batch after the other.
+        """
+        rank, ranks = self.order.dp_rank, self.order.dp_size
+        if self.micro_batches is None:
+            return self._fetch(step, indices, rank, step)
+        tensors: list[torch.Tensor] = []
+        for number, share in enumerate(np.split(indices, self.micro_batches)):
+            tensors += self._fetch(step, share, FETCH_STREAM, step, number * ranks + rank)
+        return tuple(tensors)
+
+    def _fetch(self, step: int, indices: Indices, *stream: int) -> Batch:
+        """Return some samples of a step, with what is drawn for all of them from a stream."""
+        seed_generators(derive_seed(self.seed, *stream), self.device)
         epoch = step // self.order.steps
         if isinstance(self.samples, StreamSamples):
             self.samples.begin_epoch(derive_seed(self.seed, FETCH_STREAM, epoch))
@@ -127,60 +134,30 @@ class SeededFetch:
         seed_generators(derive_seed(self.seed, FETCH_STREAM, epoch, index), self.device)
 
 
-def _fetch_rows(samples: Samples, step: int, indices: Indices) -> Batch:
-    """Return the batch of a step, which draws nothing."""
-    return samples.batch(as_sequence(indices))
+class _InProcessLoader:
+    """Batches that the rank itself fetches when they are wanted.
 
-
-def _fetch_undisturbed(fetch: Fetch, device: torch.device, step: int, indices: Indices) -> Batch:
-    """Return a batch, and leave the generators of training as they are."""
-    with generators_kept(device):
-        return fetch(step, indices)
-
-
-def batches_ahead(loader: Iterable[Fetched]) -> int:
-    """Return how many batches the workers of a loader may have fetched before they are asked for."""
-    if not isinstance(loader, DataLoader):
-        return 0
-    return loader.num_workers * (loader.prefetch_factor or 0)
-
-
-def _fetch_pinned(fetch: Fetch, step: int, indices: Indices) -> Batch:
-    """Return a batch in page-locked memory."""
-    return tuple(tensor.pin_memory() for tensor in fetch(step, indices))
-
-
-def as_sequence(indices: Indices) -> Sequence[int]:
-    """Return an array as workloads get it: a sequence of integers in all but its type."""
-    return cast(Sequence[int], indices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatches:
-    """Fetches a rank's share of a batch micro-batch by micro-batch, for `reduction: tree`.
-
-    Random numbers, and the width that samples are padded to, then depend on the micro-batch alone,
-    and not on which others its rank has.
+    A DataLoader would do the same, and take as long again for what it does around each batch.
     """
 
-    samples: Samples
-    seed: int  # of the trial
-    dp_rank: int
-    dp_size: int
-    count: int  # micro-batches of a share
-    device: torch.device  # where the samples are
+    def __init__(self, fetch: SeededFetch, *, pin_memory: bool) -> None:
+        self.fetch = fetch
+        self.pin_memory = pin_memory  # for copies to the GPU next to the host's own work
 
-    def __call__(self, step: int, indices: Indices) -> Batch:
-        """Return the tensors of all micro-batches of a step, one micro-batch after the other."""
-        size = len(indices) // self.count
-        tensors: list[torch.Tensor] = []
-        for number in range(self.count):
-            micro_batch = number * self.dp_size + self.dp_rank
-            seed = derive_seed(self.seed, FETCH_STREAM, step, micro_batch)
-            seed_generators(seed, self.device)
-            share = indices[number * size : (number + 1) * size]
-            tensors += self.samples.batch(as_sequence(share))
-        return tuple(tensors)
+    def __iter__(self) -> Iterator[Fetched]:
+        order = self.fetch.order
+        for number, indices in enumerate(order, start=order.next_step):
+            # No name here holds a batch, so that the next one gets its memory.
+            yield indices, NO_WORKER, self._batch(number, indices)
+
+    def _batch(self, step: int, indices: Indices) -> Batch:
+        """Return the batch of a step, and leave the generators of training as they are."""
+        if self.fetch.draws_nothing:  # to keep the generators would take longer than to fetch
+            batch = self.fetch.samples.batch(as_sequence(indices))
+        else:
+            with generators_kept(self.fetch.device):
+                batch = self.fetch(step, indices)
+        return tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
 
 
 class _NumberedBatches:
@@ -202,7 +179,7 @@ class _BatchDataset(Dataset[Any]):
     Which worker fetches it, and how often workers were started, makes no difference to it.
     """
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: SeededFetch) -> None:
         self.fetch = fetch
 
     def __getitems__(self, numbered_batch: tuple[int, Indices]) -> Fetched:
@@ -225,15 +202,8 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
-    # Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt).
-    # Otherwise a worker grows by the size of a batch with each batch of some megabytes, which torch
-    # copies to shared memory and frees in another thread. Other C libraries do nothing.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
-    if sys.platform == "linux":
-        # multiprocessing has no setting for it.
-        connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
+    # multiprocessing has no setting for it.
+    connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
 
 
 def _socket_name(family: str) -> str:
@@ -258,32 +228,10 @@ class _ForkSafeLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if sys.version_info < (3, 12):
             wait_for_idle_threads()
-        return _name_worker_errors(super().__iter__())
+        return super().__iter__()
 
 
-def _name_worker_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of workers; raises an error that says why a worker has failed.
-
-    That is LoaderTimeout where one is late, and RuntimeError where one was killed: torch's own,
-    unless the worker had announced its batch and was not there to hand it over.
-    """
-    try:
-        yield from batches
-    except (EOFError, ConnectionError) as error:
-        raise RuntimeError(
-            "DataLoader worker: killed before it handed over its batch; the kernel's log says if it"
-            " was for want of memory"
-        ) from error
-    except RuntimeError as error:
-        if "DataLoader timed out" not in str(error):
-            raise
-        raise LoaderTimeout(
-            f"waited {WORKER_TIMEOUT:g} s for a batch of a loader's worker; look for what the data"
-            " set waits for, or set num_workers to 0"
-        ) from None
-
-
-def _move(samples: Samples, device: torch.device) -> Samples:
+def _moved(samples: Samples, device: torch.device) -> Samples:
     """Return the samples on the device, moved all at once; raises NotApplied if they can't be."""
     move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
     if move is None:
@@ -291,20 +239,3 @@ def _move(samples: Samples, device: torch.device) -> Samples:
             f"input=resident is unavailable: {type(samples).__name__} has no method to(device)"
         )
     return move(device)
-
-
-class _InProcessLoader:
-    """Batches that the rank itself fetches when they are wanted.
-
-    A DataLoader would do the same, and take as long again for what it does around each batch.
-    """
-
-    def __init__(self, fetch: Fetch, order: BatchOrder, *, pin_memory: bool) -> None:
-        # Pinned for copies to the GPU next to the host's own work.
-        self.fetch = partial(_fetch_pinned, fetch) if pin_memory else fetch
-        self.order = order
-
-    def __iter__(self) -> Iterator[Fetched]:
-        for number, indices in enumerate(self.order, start=self.order.next_step):
-            # No name here holds a batch, so that the next one gets its memory.
-            yield indices, NO_WORKER, self.fetch(number, indices)

@@ -6,18 +6,17 @@ that the model is built with are those that it is trained with.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.core.errors import NotApplied
 from harness.spec.axes import Axes
+from harness.training.ranks import generators_kept
 from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
@@ -27,12 +26,10 @@ IMAGE_DIMENSIONS = 4
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
     """Return the workload's model on `device`, as the axes ask for it apart from the strategy.
 
-    That is the memory format and fp64; `checkpoint_activations` comes later. Raises NotApplied if channels_last
-    would change nothing.
+    That is the memory format and fp64; `checkpoint_activations` comes later. Raises NotApplied if
+    channels_last would change nothing.
     """
-    model = workload.build_model()
-    if device.type != "cpu":
-        model.to(device)
+    model = workload.build_model().to(device)
     if axes.precision == "fp64":
         # Only now: initial parameters that are drawn in fp64 would be other random numbers.
         model.double()
@@ -46,34 +43,28 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
-    """Have each layer of the model, or the model without any, compute its activations in backward again."""
-    for layer in workload.layers(model) or [model]:
-        _checkpoint_activations(layer)
+    """Have each layer of the model, or the model without any, compute its activations in backward again.
 
-
-def _checkpoint_activations(layer: nn.Module) -> None:
-    """Have `layer` compute its activations again in backward, instead of keeping them.
-
-    Its `forward` is replaced, rather than the layer wrapped in a module, so that the names of
+    A layer's `forward` is replaced, rather than the layer wrapped in a module, so that the names of
     parameters and the structure of the model stay as they are.
     """
+    for layer in workload.layers(model) or [model]:
+        layer.forward = _recomputed(layer)
+
+
+def _recomputed(layer: nn.Module) -> Any:
+    """Return the forward of a layer that keeps no activations."""
     forward = layer.forward
     has_buffers = any(True for _ in layer.buffers())
 
     def recomputed_forward(*arguments: Any, **keywords: Any) -> Any:
         # torch.compile changes buffers in the first computation alone, and takes no such contexts.
-        if not has_buffers or torch.compiler.is_compiling():
-            return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
-        # The contexts are those of a forward that begins now, and of the one that computes it again.
-        return checkpoint(
-            forward,
-            *arguments,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _BuffersOfForward(layer)),
-            **keywords,
-        )
+        if has_buffers and not torch.compiler.is_compiling():
+            # The contexts of this forward, and of the one that computes it again.
+            keywords["context_fn"] = lambda: (nullcontext(), _BuffersOfForward(layer))
+        return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
 
-    layer.forward = recomputed_forward
+    return recomputed_forward
 
 
 class _BuffersOfForward:
@@ -84,20 +75,24 @@ class _BuffersOfForward:
     """
 
     def __init__(self, layer: nn.Module) -> None:
-        self._found: list[tuple[nn.Module, str, Tensor]] = []
-        for module in layer.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                self._found.append((module, name, buffer.clone()))
+        self._found = [(part, name, buffer.clone()) for part, name, buffer in _buffers(layer)]
         self._present: list[Tensor] = []
 
     def __enter__(self) -> None:
-        self._present = [getattr(module, name) for module, name, _ in self._found]
-        for module, name, buffer in self._found:
-            setattr(module, name, buffer.clone())
+        self._present = [getattr(part, name) for part, name, _ in self._found]
+        for part, name, buffer in self._found:
+            setattr(part, name, buffer.clone())
 
     def __exit__(self, *error: object) -> None:
-        for (module, name, _), present in zip(self._found, self._present, strict=True):
-            setattr(module, name, present)
+        for (part, name, _), present in zip(self._found, self._present, strict=True):
+            setattr(part, name, present)
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield the buffers of a module and of its parts: the part, the name there, the buffer."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            yield part, name, buffer
 
 
 @contextmanager
@@ -113,37 +108,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a block leave a module's buffers and the generators of torch, NumPy and Python as they are."""
-    buffers = {}
-    for path, part in module.named_modules():
-        for name, buffer in part.named_buffers(recurse=False):
-            buffers[path, name] = (buffer, buffer.clone())
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    generators = [device] if device.type == "cuda" else []  # besides the CPU's
-    with torch.random.fork_rng(generators):
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluate in a block, which leaves modes, buffers and random generators as they are."""
+    buffers = [(part, name, buffer, buffer.clone()) for part, name, buffer in _buffers(model)]
+    with generators_kept(device), evaluation_mode(model), torch.no_grad():
         try:
             yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            _restore_buffers(module, buffers)
-
-
-@torch.no_grad()
-def _restore_buffers(
-    module: nn.Module, buffers: Mapping[tuple[str, str], tuple[Tensor, Tensor]]
-) -> None:
-    """Give a module its buffers back, by the path of its part and the buffer's name: each and its copy."""
-    for path, part in module.named_modules():
-        for name, present in list(part.named_buffers(recurse=False)):
-            if (path, name) not in buffers:  # the block has made it
-                setattr(part, name, None)
-                continue
-            buffer, original = buffers[path, name]
-            buffer.copy_(original)
-            if present is not buffer:
-                setattr(part, name, buffer)
+            for part, name, _ in list(_buffers(model)):
+                setattr(part, name, None)  # also of one that the block has made
+            for part, name, buffer, original in buffers:
+                setattr(part, name, buffer.copy_(original))
 
 
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
@@ -152,15 +127,14 @@ def check_training_mode(workload: Workload, model: nn.Module) -> None:
     Some modules may be in evaluation mode on purpose. But `from_pretrained` of transformers returns
     a whole model in evaluation mode, and it would be trained without dropout.
     """
-    name = type(workload).__name__
     trained = []
     for module in model.modules():
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
             trained.append(module)
     if trained and not any(module.training for module in trained):
         raise NotApplied(
-            f"{name}: found a model in evaluation mode, which trains without dropout; needed:"
-            " model.train() in build_model(), as after from_pretrained()"
+            f"{type(workload).__name__}: found a model in evaluation mode, which trains without"
+            " dropout; needed: model.train() in build_model(), as after from_pretrained()"
         )
 
 
@@ -170,20 +144,18 @@ def must_place_batches(axes: Axes, device: torch.device) -> bool:
 
 
 def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
-    """Return the batch on `device`, in the type and the memory format of the model.
+    """Return the batch on `device`, in the type and the memory format of the model."""
+    return tuple(_placed(tensor, axes, device) for tensor in batch)
+
+
+def _placed(tensor: Tensor, axes: Axes, device: torch.device) -> Tensor:
+    """Return a tensor of a batch as the model takes it.
 
     Copies from page-locked memory are asynchronous: the host does not wait for them.
     """
-    if device.type != "cpu" and batch[0].device != device:
-        batch = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
-    if axes.precision == "fp64":
-        # Tensors of integers, such as labels, stay as they are.
-        batch = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in batch)
-    if axes.channels_last:
-        tensors = []
-        for tensor in batch:
-            if tensor.ndim == IMAGE_DIMENSIONS:
-                tensor = tensor.contiguous(memory_format=torch.channels_last)
-            tensors.append(tensor)
-        batch = tuple(tensors)
-    return batch
+    tensor = tensor.to(device, non_blocking=True)
+    if axes.precision == "fp64" and tensor.is_floating_point():  # not labels
+        tensor = tensor.double()
+    if axes.channels_last and tensor.ndim == IMAGE_DIMENSIONS:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

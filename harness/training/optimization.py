@@ -32,14 +32,22 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     doesn't have, and for a parameter outside the model, which no strategy or checkpoint has.
     """
     optimizer = workload.optimizer(model)
-    _check_parameters(workload, model, optimizer)
-    if axes.optimizer_impl != "recipe":
-        optimizer = _reimplement(optimizer, axes.optimizer_impl)
+    of_model = set(model.parameters())
+    for group in optimizer.param_groups:
+        if not of_model.issuperset(group["params"]):
+            raise NotApplied(
+                f"{type(workload).__name__}: found an optimizer with a parameter that is not the"
+                " model's; needed: all that train in build_model(), so that ranks share their"
+                " gradients and checkpoints have them"
+            )
+    implementation = axes.optimizer_impl
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     if axes.reduction == "tree" and is_fused:
         # On CPUs, a fused kernel rounds the elements of a tensor's end, which do not fill a vector
         # register, in another way. Where a tensor ends depends on how it is sharded.
-        optimizer = _reimplement(optimizer, "foreach")
+        implementation = "foreach"
+    if implementation != "recipe":
+        optimizer = _reimplement(optimizer, implementation)
     factor = lr_factor(workload, axes)
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
@@ -77,35 +85,28 @@ def make_schedule(
 ) -> LRScheduler | None:
     """Return the workload's schedule over `steps` optimizer steps; None for a constant rate.
 
-    Raises NotApplied if the axes change the rate, and the workload's schedule sets rates of its own.
+    Raises NotApplied if the axes change the rate, and the workload's schedule sets rates of its own:
+    it has the same ones at twice the optimizer's. So do torch's OneCycleLR and CyclicLR with
+    numbers for their rates.
     """
-    if axes.lr is not None or lr_factor(workload, axes) != 1:
-        _check_schedule(workload, optimizer, axes, steps)
-    return workload.schedule(optimizer, steps)
-
-
-def _check_schedule(workload: Workload, optimizer: Optimizer, axes: Axes, steps: int) -> None:
-    """Raise NotApplied if the workload's schedule has the same rates at twice the optimizer's.
-
-    So do torch's OneCycleLR and CyclicLR with numbers for their rates.
-    """
-    simulated = min(steps, SIMULATED_STEPS)
 
     def at_twice_the_rates() -> LRScheduler | None:
         for group in optimizer.param_groups:
             group["lr"] = 2 * group["lr"]
         return workload.schedule(optimizer, steps)
 
-    rates = simulate_rates(optimizer, lambda: workload.schedule(optimizer, steps), simulated)
-    doubled = simulate_rates(optimizer, at_twice_the_rates, simulated)
-    # A group that stays at 0 is frozen by a factor, which depends on no rate.
-    if all(once != twice or not any(once) for once, twice in zip(rates, doubled, strict=True)):
-        return
-    setting = f"lr_scaling={axes.lr_scaling}" if axes.lr is None else f"lr={axes.lr:g}"
-    raise NotApplied(
-        f"{setting} had no effect: {type(workload).__name__}.schedule() sets rates of its own; needed:"
-        " the optimizer's, as in max_lr=[group['lr'] for group in optimizer.param_groups]"
-    )
+    if axes.lr is not None or lr_factor(workload, axes) != 1:
+        simulated = min(steps, SIMULATED_STEPS)
+        rates = simulate_rates(optimizer, lambda: workload.schedule(optimizer, steps), simulated)
+        doubled = simulate_rates(optimizer, at_twice_the_rates, simulated)
+        # A group that stays at 0 is frozen by a factor, which depends on no rate.
+        if any(once == twice and any(once) for once, twice in zip(rates, doubled, strict=True)):
+            raise NotApplied(
+                f"lr and lr_scaling had no effect: {type(workload).__name__}.schedule() sets rates of"
+                " its own; needed: the optimizer's, as in"
+                " max_lr=[group['lr'] for group in optimizer.param_groups]"
+            )
+    return workload.schedule(optimizer, steps)
 
 
 def simulate_rates(
@@ -135,16 +136,3 @@ def simulate_rates(
         group.clear()
         group.update(settings)
     return rates
-
-
-def _check_parameters(workload: Workload, model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise NotApplied for a trained parameter outside the model."""
-    of_model = set(model.parameters())
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in of_model:
-                raise NotApplied(
-                    f"{type(workload).__name__}: found an optimizer with a parameter of shape"
-                    f" {tuple(parameter.shape)} that is not the model's; needed: all that train in"
-                    " build_model(), so that ranks share their gradients and checkpoints have them"
-                )

@@ -14,20 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.core.errors import BadInput
-from harness.training.epoch import EpochOrder, Indices, Permutation
 
-# The samples that a rank looks up at once. One batch at a time would take longer: a lookup is some
-# hundred calls of NumPy, however many samples it has.
-LOOKUP_SAMPLES = 4096
+Indices = NDArray[np.int64]  # of samples
 
 
 class BatchOrder:
     """This rank's share of each global batch of an epoch, as indices of training samples.
 
-    The global order depends on seed, epoch and global batch size only. An epoch has the samples in
-    the order of `epoch_order`, cut into global batches, of which an incomplete last one is dropped.
-    Each batch is cut into equal shares for the data-parallel ranks. So the same samples make up the
-    same batches at any number of ranks.
+    The global order depends on seed, epoch and global batch size only, so that every rank and every
+    attempt computes the same. An epoch is a permutation of the samples, or has them as they come
+    (`in_order`), cut into global batches, of which an incomplete last one is dropped. Each batch is
+    cut into equal shares for the data-parallel ranks. So the same samples make up the same batches
+    at any number of ranks.
     """
 
     def __init__(
@@ -39,13 +37,12 @@ class BatchOrder:
         dp_rank: int,
         dp_size: int,
         micro_steps: int = 1,
-        epoch_order: EpochOrder | None = None,
+        in_order: bool = False,
     ) -> None:
         """Raise BadInput if there is less than one global batch of samples.
 
         A rank's share is one piece of the batch, or with several `micro_steps` one piece for each:
-        of n ranks, rank r has the pieces r, n + r, 2n + r, ... Without an `epoch_order`, an epoch is
-        a permutation.
+        of n ranks, rank r has the pieces r, n + r, 2n + r, ...
         """
         if samples < batch_size:
             raise BadInput(
@@ -56,10 +53,10 @@ class BatchOrder:
         self.seed = seed
         self.dp_rank = dp_rank
         self.dp_size = dp_size
+        self.in_order = in_order
         pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
         # Of this rank's share in a global batch, in the rank's order, shape (share,).
         self.positions = pieces[:, dp_rank].reshape(-1)
-        self.epoch_order = epoch_order or Permutation(samples)
         self.steps = samples // batch_size  # in an epoch
         self.epoch = 0  # the epoch to iterate over
         self.skip = 0  # batches at its start that are left out
@@ -82,11 +79,12 @@ class BatchOrder:
 
     def __iter__(self) -> Iterator[Indices]:
         """Yield this rank's share of each batch until the end of the epoch, shape (share,)."""
-        samples_at = self.epoch_order.of_epoch(self.seed, self.epoch)
-        steps_at_once = max(1, LOOKUP_SAMPLES // len(self.positions))
-        for start in range(self.skip, self.steps, steps_at_once):
-            steps = np.arange(start, min(start + steps_at_once, self.steps))
-            yield from samples_at(steps[:, None] * self.batch_size + self.positions)
+        permutation: Indices | None = None
+        if not self.in_order:
+            permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+        for step in range(self.skip, self.steps):
+            positions = step * self.batch_size + self.positions
+            yield positions if permutation is None else permutation[positions]
 
 
 @dataclass

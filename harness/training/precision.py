@@ -7,20 +7,17 @@ backward, the graph of the loss is searched for a tensor of the type that was as
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied
+from harness.measure.flops import Loss
 from harness.records.record import LossScale
 from harness.spec.axes import Axes
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.
@@ -45,21 +42,16 @@ def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
 def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]:
     """Return the context of a forward pass."""
     dtype = AUTOCAST_TYPES.get(axes.precision)
-    if dtype is None:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def under_autocast(axes: Axes, device: torch.device, function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` called under autocast, or itself in fp32.
-
-    An idle context would cost time in every step.
-    """
+def under_autocast(axes: Axes, device: torch.device, loss: Loss) -> Loss:
+    """Return `loss` called under autocast, or itself where an idle context would cost time."""
     context = autocast(axes, device)
     if isinstance(context, torch.autocast):
-        wrapped: Callable[P, T] = context(function)
+        wrapped: Loss = context(loss)
         return wrapped
-    return function
+    return loss
 
 
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
@@ -76,18 +68,13 @@ def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if _has_type(node._input_metadata, dtype):
+        tensors = list(node._input_metadata)
+        if node.name() == "CompiledFunctionBackward":
+            tensors += node.saved_tensors
+        if any(tensor is not None and tensor.dtype == dtype for tensor in tensors):
             return True
-        if node.name() == "CompiledFunctionBackward" and _has_type(node.saved_tensors, dtype):
-            return True
-        for next_node, _ in node.next_functions:
-            pending.append(next_node)
+        pending += [next_node for next_node, _ in node.next_functions]
     return False
-
-
-def _has_type(tensors: Any, dtype: torch.dtype) -> bool:
-    """Return whether any of the tensors, some of which may be None, is of `dtype`."""
-    return any(tensor is not None and tensor.dtype == dtype for tensor in tensors)
 
 
 class Scaler:
@@ -104,7 +91,6 @@ class Scaler:
         self.is_scaling = axes.precision == "fp16"
         self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
         self.skipped_steps = 0
-        self._scale: float | None = None  # of the loss, as the last step has left it
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss, times the loss scale if there is one.
@@ -138,12 +124,10 @@ class Scaler:
         if not self.is_scaling:
             optimizer.step()
             return True
-        # Each reading of the scale waits for the device, so that there is one a step.
-        scale_before = self.grad_scaler.get_scale() if self._scale is None else self._scale
-        self.grad_scaler.step(optimizer)
+        self.grad_scaler.step(optimizer)  # it waits for the device, as to read the scale does
+        scale_before = self.grad_scaler.get_scale()
         self.grad_scaler.update()
-        self._scale = self.grad_scaler.get_scale()
-        is_skipped = self._scale < scale_before
+        is_skipped = self.grad_scaler.get_scale() < scale_before
         self.skipped_steps += is_skipped
         return not is_skipped
 
@@ -160,6 +144,5 @@ class Scaler:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned."""
         self.skipped_steps = state["skipped"]
-        self._scale = None
         if self.is_scaling:
             self.grad_scaler.load_state_dict(state["scaler"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import io
 import os
 import random
 import socket
@@ -22,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from harness.core.errors import BadInput
@@ -38,7 +36,6 @@ class Ranks:
     rank: int
     local_rank: int  # on this node
     world_size: int
-    local_world_size: int | None = None  # on this node; None where the launcher does not say
     may_be_bound: bool = False  # whether the launcher may show each rank its own GPU only
 
     @staticmethod
@@ -48,19 +45,14 @@ class Ranks:
         Of Slurm's variables it takes one that only steps have. A batch script has SLURM_PROCID too,
         and is no rank.
         """
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         is_slurm_step = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
         if is_slurm_step:
             names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-        else:
-            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        rank_name, local_rank_name, world_size_name = names
-        local_world_size = os.environ.get("LOCAL_WORLD_SIZE")
+        rank, local_rank = (int(os.environ.get(name, "0")) for name in names[:2])
+        world_size = int(os.environ.get(names[2], "1"))
         return Ranks(
-            rank=int(os.environ.get(rank_name, "0")),
-            local_rank=int(os.environ.get(local_rank_name, "0")),
-            world_size=int(os.environ.get(world_size_name, "1")),
-            local_world_size=int(local_world_size) if local_world_size else None,
-            may_be_bound=is_slurm_step,
+            rank=rank, local_rank=local_rank, world_size=world_size, may_be_bound=is_slurm_step
         )
 
     def export(self) -> None:
@@ -68,8 +60,6 @@ class Ranks:
         os.environ["RANK"] = str(self.rank)
         os.environ["LOCAL_RANK"] = str(self.local_rank)
         os.environ["WORLD_SIZE"] = str(self.world_size)
-        if self.local_world_size is not None:
-            os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
 
     @property
     def is_rank_0(self) -> bool:
@@ -102,11 +92,9 @@ def choose_device(
     `gpus` are those of the trial's lane, all of them if there are none. Raises BadInput if a GPU is
     requested, or there are GPUs, and there is none for this rank.
     """
-    if requested == "cpu":
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if requested == "auto" and not torch.cuda.is_available():
-        return torch.device("cpu")
-    available = visible_gpus(gpus)
+    available = gpus or range(torch.cuda.device_count())
     # Slurm may bind each task to one GPU, which is then the only one that it sees.
     is_bound = ranks.may_be_bound and len(available) == 1
     index = 0 if is_bound else ranks.local_rank
@@ -117,11 +105,6 @@ def choose_device(
     device = torch.device("cuda", available[index])
     torch.cuda.set_device(device)
     return device
-
-
-def visible_gpus(gpus: Sequence[int]) -> Sequence[int]:
-    """Return the GPUs of a trial's lane, all that this process sees if there are none."""
-    return gpus or range(torch.cuda.device_count())
 
 
 @contextmanager
@@ -171,30 +154,21 @@ def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
     address, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", "0"))
     if not address or not port:
         raise BadInput("MASTER_ADDR, MASTER_PORT: found none; allowed: both, as torchrun sets them")
-    if not ranks.is_rank_0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return TCPStore(address, port, ranks.world_size, is_master=False, timeout=timeout)
-    return TCPStore(
-        address,
-        port,
-        ranks.world_size,
-        is_master=True,
-        timeout=timeout,
-        master_listen_fd=listen(address, port).detach(),
-    )
+    listening: dict[str, Any] = {"is_master": False}
+    if ranks.is_rank_0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        listening = {"is_master": True, "master_listen_fd": listen(address, port).detach()}
+    return TCPStore(address, port, ranks.world_size, timeout=timeout, **listening)
 
 
 # Seeds
 
 
 def seed_everything(seed: int, *stream: int) -> None:
-    """Seed Python, NumPy and torch with `derive_seed(seed, *stream)`."""
+    """Seed Python, NumPy and torch with `derive_seed(seed, *stream)`, on every device."""
     derived = derive_seed(seed, *stream)
-    random.seed(derived)
-    np.random.seed(derived % 2**32)
+    seed_generators(derived, torch.device("cpu"))
     if torch.cuda.is_available():
-        torch.manual_seed(derived)
-    else:  # torch.manual_seed would keep a stack trace for each kind of device that is not there
-        torch.default_generator.manual_seed(derived)
+        torch.cuda.manual_seed_all(derived)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -248,57 +222,22 @@ def barrier() -> None:
         dist.barrier()
 
 
-def gather(value: Any, ranks: Ranks) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """Return every rank's value at rank 0, by rank; an empty list at the other ranks.
 
-    A value is made of plain Python values and tensors, which arrive on the CPU.
+    Tensors in it must be on the CPU.
     """
     if not dist.is_initialized():
         return [value]
-    packed = _pack(value)
-    sizes = [
-        torch.zeros(1, dtype=torch.int64, device=packed.device) for _ in range(ranks.world_size)
-    ]
-    dist.all_gather(sizes, torch.tensor([len(packed)], device=packed.device))
-    longest = max(int(size) for size in sizes)
-    padded = nn.functional.pad(packed, (0, longest - len(packed)))
-    buffers: list[torch.Tensor] | None = None  # torch wants them at the destination alone
-    if ranks.is_rank_0:
-        buffers = [torch.empty_like(padded) for _ in range(ranks.world_size)]
-    dist.gather(padded, buffers)
-    received = zip(buffers or [], sizes, strict=False)
-    return [_unpack(buffer[: int(size)]) for buffer, size in received]
+    is_rank_0 = dist.get_rank() == 0
+    values: list[Any] = [None] * dist.get_world_size() if is_rank_0 else []
+    dist.gather_object(value, values if is_rank_0 else None)
+    return values
 
 
 def broadcast_from_rank_0(value: Any) -> Any:
     """Return rank 0's value at every rank, made of what `gather` allows."""
-    return broadcast_from(0, value)
-
-
-def broadcast_from(source: int, value: Any) -> Any:
-    """Return one rank's value at every rank, as `broadcast_from_rank_0` does."""
-    if not dist.is_initialized():
-        return value
-    packed = _pack(value)
-    size = torch.tensor([len(packed)], device=packed.device)
-    dist.broadcast(size, src=source)
-    received = packed if dist.get_rank() == source else packed.new_empty(int(size))
-    dist.broadcast(received, src=source)
-    return _unpack(received)
-
-
-def _pack(value: Any) -> torch.Tensor:
-    """Return a value as bytes, where the process group's backend wants them."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    packed = torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
-    return packed.cuda() if dist.get_backend() == "nccl" else packed
-
-
-def _unpack(packed: torch.Tensor) -> Any:
-    """Return the value of such bytes, which may come from anywhere: none of them is run as code.
-
-    That is what torch's own collectives of objects would do with a pickle.
-    """
-    buffer = io.BytesIO(packed.cpu().numpy().tobytes())
-    return torch.load(buffer, map_location="cpu", weights_only=True)
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values)
+    return values[0]

@@ -29,10 +29,10 @@ from harness.records.trace import (
 )
 from harness.spec.cell import Fingerprints
 from harness.training.build import TrialParts
-from harness.training.epoch import Indices
 from harness.training.fingerprint import add_tensor, full_tensor
+from harness.training.order import Indices
 from harness.training.state import TrainingState
-from harness.training.step import StepObserver
+from harness.training.step import NO_OBSERVER, StepObserver
 from harness.training.train import Hooks
 from workloads.base import Batch
 
@@ -96,7 +96,7 @@ class Recorder(StepObserver, Hooks):
 
     def _detach(self) -> None:
         """Have the coming steps run as if there were no recorder."""
-        self._parts.train_step.observer = None
+        self._parts.train_step.observer = NO_OBSERVER
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.measure.clock import Phase, StepClock
-from harness.training.epoch import Indices
+from harness.measure.flops import Loss
+from harness.spec.axes import Axes
 from harness.training.loss_weights import LossWeights, weighted
+from harness.training.mesh import ParallelMesh
+from harness.training.order import Indices
 from harness.training.precision import Scaler
 from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies.base import Strategy
@@ -55,26 +57,30 @@ class StepObserver:
         """Look at what the workload's own `after_step` has left."""
 
 
+NO_OBSERVER = StepObserver()
+
+
 @dataclass(kw_only=True)
 class TrainStep:
     """A training step with all that it works on."""
 
+    axes: Axes
+    mesh: ParallelMesh
+    seed: int  # of the trial
+    model: nn.Module  # whose parameters are trained; without the strategy's wrapper
     module: nn.Module  # as the strategy has prepared it
-    # The workload's mean loss of a batch, under autocast where the axes ask for it.
-    loss: Callable[[nn.Module, Batch], Tensor]
+    loss: Loss  # the workload's, under autocast where the axes ask for it
     loss_hook: Callable[[Tensor], None] | None  # the strategy's, called before each backward
+    loss_weights: LossWeights | None  # None: all micro-batches count the same
+    # Whether losses are copied, as CUDA graphs write the next one into the same memory.
+    copies_losses: bool
     strategy: Strategy
     optimizer: Optimizer
     schedule: LRScheduler | None  # None for a constant learning rate
     scaler: Scaler
     clock: StepClock
-    grad_accum_steps: int  # micro-steps of an optimizer step
-    max_grad_norm: float | None  # of all gradients together; None for no limit
-    loss_weights: LossWeights | None = None  # None: all micro-batches count the same
-    # Whether losses are copied, as CUDA graphs write the next one into the same memory.
-    copies_losses: bool = False
-    after_step: Callable[[], None] | None = None  # the workload's own, after the optimizer
-    observer: StepObserver | None = None  # None costs no time
+    after_step: Callable[[], None] | None  # the workload's own, after the optimizer
+    observer: StepObserver = NO_OBSERVER
     step: int = 0  # optimizer steps done; set at the start of each segment
     loss_factors: Tensor | None = None  # of the micro-batches of the step, by `loss_weights`
 
@@ -85,21 +91,21 @@ class TrainStep:
         wait for the device. With weights of micro-batches, it is what the share contributes: the
         mean over all ranks is the weighted mean of the global batch.
         """
+        if self.loss_weights is not None:
+            self.clock.enter(Phase.forward)
+            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
         self.strategy.note_gradients()
-        if self.observer is not None:
-            self.observer.before_optimizer(self.step)
-        stepped = self.scaler.step(self.optimizer, self.max_grad_norm)
+        self.observer.before_optimizer(self.step)
+        stepped = self.scaler.step(self.optimizer, self.axes.max_grad_norm)
         if self.schedule is not None and stepped:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.observer is not None:
-            self.observer.after_optimizer(self.step)
+        self.observer.after_optimizer(self.step)
         if self.after_step is not None:
             self.after_step()
-        if self.observer is not None:
-            self.observer.after_step(self.step)
+        self.observer.after_step(self.step)
         self.step += 1
         return loss
 
@@ -109,8 +115,7 @@ class TrainStep:
         With accumulation, gradients of equal parts of the batch are added up in its order, and
         ranks share them in the last part only. Returns the mean of the parts' losses.
         """
-        parts = self.grad_accum_steps
-        self.weigh(batch)
+        parts = self.axes.grad_accum_steps
         if parts == 1:
             return self.micro_step(batch, number=0, divisor=1)
         losses = []
@@ -119,15 +124,10 @@ class TrainStep:
                 losses.append(self.micro_step(micro_batch, number, divisor=parts))
         return torch.stack(losses).mean()
 
-    def weigh(self, batch: Batch) -> None:
-        """Set the factors of the batch's micro-batches, if the workload weighs them."""
-        if self.loss_weights is not None:
-            self.clock.enter(Phase.forward)
-            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
-
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
-        yield from zip(*(tensor.chunk(self.grad_accum_steps) for tensor in batch), strict=True)
+        chunks = (tensor.chunk(self.axes.grad_accum_steps) for tensor in batch)
+        yield from zip(*chunks, strict=True)
 
     def micro_step(self, batch: Batch, number: int, divisor: int) -> Tensor:
         """Add the gradients of a batch's loss over `divisor` to those of the parameters.
@@ -135,20 +135,17 @@ class TrainStep:
         `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached, times
         its factor if there are any.
         """
-        if self.observer is not None:
-            self.observer.before_forward(self.step, number, batch)
+        self.observer.before_forward(self.step, number, batch)
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
-        if self.observer is not None:
-            self.observer.after_forward(self.step, number, loss)
+        self.observer.after_forward(self.step, number, loss)
         if self.loss_factors is not None:
             loss = weighted(loss, self.loss_factors[number])
         self.clock.enter(Phase.backward)
         if self.loss_hook is not None:
             self.loss_hook(loss)
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
-        if self.observer is not None:
-            self.observer.after_backward(self.step, number)
+        self.observer.after_backward(self.step, number)
         loss = loss.detach()
         return loss.clone() if self.copies_losses else loss
 
@@ -158,16 +155,10 @@ class TreeStep(TrainStep):
     """A step of `reduction: tree`, whose bits do not depend on the number of ranks.
 
     Gradients are summed up as a binary tree over the micro-batches (`tree_reduction`). Nothing else
-    of a micro-batch may depend on the ranks either: it is fetched alone (`loader.MicroBatches`),
+    of a micro-batch may depend on the ranks either: it is fetched alone (`loader.SeededFetch`),
     random numbers are seeded by the step and its own number, and buffers such as running means are
     those of the first micro-batch, as DDP keeps those of its first rank.
     """
-
-    model: nn.Module  # whose parameters are trained; without the strategy's wrapper
-    device: torch.device
-    seed: int  # of the trial
-    dp_rank: int
-    dp_size: int
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -176,23 +167,20 @@ class TreeStep(TrainStep):
         """
         losses = []
         tree = GradientTree()
-        self.weigh(batch)
+        rank, ranks = self.mesh.rank, self.mesh.size
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             # The micro-batch's number over all ranks, whichever rank this is.
-            seed = derive_seed(self.seed, self.step, number * self.dp_size + self.dp_rank)
-            seed_generators(seed, self.device)
-            buffers: list[Tensor] = []
-            if number > 0:
+            seed = derive_seed(self.seed, self.step, number * ranks + rank)
+            seed_generators(seed, self.mesh.device)
+            if number == 1:
                 buffers = [buffer.clone() for buffer in self.model.buffers()]
             losses.append(self.micro_step(micro_batch, number, divisor=1))
-            if number > 0:  # back to those of the first
-                for buffer, value in zip(self.model.buffers(), buffers, strict=True):
-                    buffer.copy_(value)
-                    del value  # no copy takes memory next to the gradients
-            buffers.clear()
+            if number > 0:
+                for buffer, of_first in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(of_first)
             tree.add(self._take_gradients())
-        count = float(self.dp_size * self.grad_accum_steps)  # of the micro-batches of all ranks
-        for parameter, gradient in zip(self._parameters, tree.total(), strict=True):
+        count = float(ranks * self.axes.grad_accum_steps)  # of the micro-batches of all ranks
+        for parameter, gradient in zip(self.model.parameters(), tree.total(), strict=True):
             if gradient is not None:
                 local_part(gradient).div_(count)
             parameter.grad = gradient
@@ -200,7 +188,7 @@ class TreeStep(TrainStep):
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches, whose tensors follow each other in the batch."""
-        width = len(batch) // self.grad_accum_steps
+        width = len(batch) // self.axes.grad_accum_steps
         for start in range(0, len(batch), width):
             yield batch[start : start + width]
 
@@ -210,15 +198,10 @@ class TreeStep(TrainStep):
         They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
         """
         gradients: list[Tensor | None] = []
-        for parameter in self._parameters:
+        for parameter in self.model.parameters():
             gradient = parameter.grad
-            if gradient is not None and self.strategy.axes.ddp.gradient_as_bucket_view:
+            if gradient is not None and self.axes.ddp.gradient_as_bucket_view:
                 gradient = gradient.clone()
             gradients.append(gradient)
             parameter.grad = None
         return gradients
-
-    @cached_property
-    def _parameters(self) -> list[nn.Parameter]:
-        """The model's parameters, frozen ones too, as a workload may thaw them in `after_step`."""
-        return list(self.model.parameters())

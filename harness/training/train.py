@@ -24,16 +24,17 @@ from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.best import save_best
 from harness.training.build import TrialParts
 from harness.training.checkpoint import KEPT
-from harness.training.epoch import Indices, InOrder
 from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_model
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched, batches_ahead
 from harness.training.model import must_place_batches, place_batch
-from harness.training.order import BatchOrder
+from harness.training.order import BatchOrder, Indices
 from harness.training.progress import ProgressFile
+from harness.training.ranks import barrier
 from harness.training.saving import IntervalSaver
 from harness.training.state import TrainingState
+from harness.training.step import NO_OBSERVER
 from harness.training.stopping import find_stop_reason, selection_metric
 from workloads.base import Samples
 
@@ -196,7 +197,7 @@ class Trainer:
             return False
         end = min(step + self._batches_ahead, _next_multiple(step, order.steps), last_step)
         self.state.refilled_steps += range(step, end)
-        return not isinstance(order.epoch_order, InOrder)
+        return not order.in_order
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.
@@ -205,22 +206,22 @@ class Trainer:
         device.
         """
         parts, state = self.parts, self.state
-        clock, train_step = parts.clock, parts.train_step.run
+        clock, train_step = parts.train_step.clock, parts.train_step.run
         axes, device = parts.axes, parts.mesh.device
         must_place = must_place_batches(axes, device)
         observer = parts.train_step.observer
+        is_observed = observer is not NO_OBSERVER
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
-        if observer is None:
+        if not is_observed:
             self.telemetry.begin_segment()
             state.in_step = True
         clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for step in range(start_step, stop):
             indices, worker, batch = next(batches)
-            if observer is not None:
-                observer.before_step(step, indices)
+            observer.before_step(step, indices)
             if must_place:
                 clock.enter(Phase.host_to_device)
                 batch = place_batch(batch, axes, device)
@@ -229,13 +230,13 @@ class Trainer:
             trained_on.append(indices)
             clock.end_step()
         times = clock.stop()
-        if observer is None:
+        if not is_observed:
             self.telemetry.end_segment(len(losses))
         state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_digest.add(parts.order, start_step, trained_on)
         state.step = stop
         loss_values = torch.stack(losses).float().cpu().numpy()
-        return Segment(start_step, loss_values, times, is_observed=observer is not None)
+        return Segment(start_step, loss_values, times, is_observed=is_observed)
 
     def synchronize(self, segment: Segment) -> bool:
         """Keep a segment's numbers, and agree with the other ranks on how to continue.
@@ -401,7 +402,7 @@ class Trainer:
             except StorageError as error:
                 problem = f"; step {state.step} was not saved: {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
-        parts.mesh.barrier()
+        barrier()
         message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
         if state.step and parts.checkpointer.unsaved is not None:
             message += f"; the next attempt starts from step 0: {parts.checkpointer.unsaved}"
@@ -421,7 +422,7 @@ class Trainer:
         """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""
         with self.state.timed("fingerprint"):
             state_digest = self.parts.workload_state.digest()
-            return digest_model(self.parts.model, state_digest, self.parts.mesh)
+            return digest_model(self.parts.model, state_digest)
 
 
 def batches_from(loader: Iterable[Fetched], order: BatchOrder, step: int) -> Iterator[Fetched]:

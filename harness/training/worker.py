@@ -173,7 +173,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         **state.result(),
         order_sums=state.order_digest.sums,
         compiled=state.compiled,
-        loss_scale=parts.scaler.account(),
+        loss_scale=parts.train_step.scaler.account(),
         determinism=parts.determinism.account(),
         telemetry=parts.telemetry.report(),
         loader_workers=state.loader_workers,

@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import get_worker_info
 
-from harness.training.epoch import Indices
-from harness.training.order import BatchOrder
+from harness.training.order import BatchOrder, Indices
 from harness.training.step import TrainStep
 from harness.training.strategies import ddp, fsdp2
 from harness.training.strategies.base import Strategy

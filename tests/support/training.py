@@ -57,6 +57,6 @@ def make_trainer(
 ) -> Trainer:
     """Build a trial of `workload`, whatever the assignment names, ready to be run."""
     state = TrainingState()
-    mesh = ParallelMesh.from_axes(assignment.trial.cell.axes, ranks, device)
+    mesh = ParallelMesh(ranks, device, assignment.trial.cell.axes.shard_size)
     parts = build_trial(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)

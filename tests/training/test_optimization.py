@@ -161,11 +161,8 @@ def scheduled(schedule: Schedule, **axes: Any) -> Optimizer:
 def test_a_schedule_with_rates_of_its_own_is_refused_where_axes_change_them(
     schedule: Schedule,
 ) -> None:
-    for axes, setting in zip(CHANGING, ("lr=0.3", "lr_scaling=linear"), strict=True):
-        message = (
-            rf"^{setting} had no effect: Scheduled.schedule\(\) sets rates of its own; needed: "
-        )
-        with pytest.raises(NotApplied, match=message):
+    for axes in CHANGING:
+        with pytest.raises(NotApplied, match="had no effect: Scheduled"):
             scheduled(schedule, **axes)
     for axes in UNCHANGING:
         scheduled(schedule, **axes)

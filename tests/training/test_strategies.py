@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.measure.clock import StepClock
-from harness.spec.axes import STRATEGIES, Axes
+from harness.spec.axes import STRATEGIES
 from harness.training.execution import Compiler
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks
@@ -70,18 +69,6 @@ def test_a_new_strategy_needs_only_its_class_and_an_entry(
     assert len(digests) == 1
 
 
-def mesh_of(rank: int, world_size: int) -> ParallelMesh:
-    """Return the mesh at one rank."""
-    return ParallelMesh(Ranks(rank=rank, local_rank=rank, world_size=world_size), CPU)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_out_the_test_set(world_size: int) -> None:
-    shares = [mesh_of(rank, world_size).test_share(65) for rank in range(world_size)]
-    assert sorted(itertools.chain(*shares)) == list(range(65))
-    assert max(map(len, shares)) == mesh_of(0, world_size).largest_test_share(65)
-
-
 @pytest.fixture
 def process_group_of_eight() -> Iterator[None]:
     """Make this process the sixth of eight ranks, whose collectives send nothing."""
@@ -92,14 +79,5 @@ def process_group_of_eight() -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group_of_eight")
 def test_replicas_and_shards_are_two_dimensions() -> None:
-    axes = Axes(batch_size=64, strategy="hsdp", world_size=8, shard_size=2)
-    mesh = ParallelMesh.from_axes(axes, Ranks(rank=5, local_rank=5, world_size=8), CPU)
+    mesh = ParallelMesh(Ranks(rank=5, local_rank=5, world_size=8), CPU, shard_size=2)
     assert mesh.device_mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-def test_a_global_batch_is_shared_out_over_ranks_and_micro_steps() -> None:
-    axes = Axes(batch_size=64, strategy="ddp", world_size=2, grad_accum_steps=4)
-    mesh = mesh_of(1, 2)
-    assert (mesh.rank, mesh.size) == (1, 2)
-    assert mesh.rank_batch_size(axes) == 32
-    assert mesh.micro_batch_size(axes) == 8

@@ -152,7 +152,7 @@ def test_a_lower_precision_that_stayed_fp32(tmp_path: Path, precision: str) -> N
     message = f"precision={precision} had no effect: nothing in the first step ran in it"
     with pytest.raises(NotApplied, match=message):
         train(tmp_path, Options(exact=True), precision=precision)
-    assert train(tmp_path, precision=precision).parts.scaler.unproven is None
+    assert train(tmp_path, precision=precision).parts.train_step.scaler.unproven is None
 
 
 def test_a_lower_precision_of_fsdp2_that_stayed_fp32() -> None:

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from harness.training.epoch import Indices
-from harness.training.order import BatchOrder
+from harness.training.order import BatchOrder, Indices
 
 Parameters = dict[str, jax.Array]  # by the names of torch's state dict, in torch's shapes
 Forward = Callable[[Parameters, jax.Array], jax.Array]
