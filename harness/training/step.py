@@ -91,9 +91,6 @@ class TrainStep:
         wait for the device. With weights of micro-batches, it is what the share contributes: the
         mean over all ranks is the weighted mean of the global batch.
         """
-        if self.loss_weights is not None:
-            self.clock.enter(Phase.forward)
-            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
         self.strategy.note_gradients()
@@ -110,6 +107,13 @@ class TrainStep:
         return loss
 
     def compute_gradients(self, batch: Batch) -> Tensor:
+        """Leave the mean gradients of the global batch in the parameters; return this rank's mean loss."""
+        if self.loss_weights is not None:
+            self.clock.enter(Phase.forward)
+            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
+        return self.accumulate(batch)
+
+    def accumulate(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
 
         With accumulation, gradients of equal parts of the batch are added up in its order, and
@@ -160,7 +164,7 @@ class TreeStep(TrainStep):
     those of the first micro-batch, as DDP keeps those of its first rank.
     """
 
-    def compute_gradients(self, batch: Batch) -> Tensor:
+    def accumulate(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
 
         Returns the mean loss of this rank's micro-batches.
