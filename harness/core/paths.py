@@ -299,10 +299,7 @@ def write_atomically_by(
             changed_folders.append(folder.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp lets nobody but the owner read the file until it has its own permissions.
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        except PermissionError as error:  # it names the temporary file
-            raise PermissionError(error.errno, error.strerror, str(path)) from None
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.core.errors import BadInput
-
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 
@@ -22,14 +20,11 @@ FILE_MODE = 0o600
 def make_private_folder(folder: Path) -> None:
     """Make a folder that only its owner may enter; one that exists gets the same permissions.
 
-    Folders above it that are missing are made as the umask has it. Raises BadInput if the folder
+    Folders above it that are missing are made as the umask has it. Raises OSError if the folder
     can't be made private, as on file systems without permissions.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.chmod(FOLDER_MODE)
-    except OSError as error:
-        raise BadInput(f"{folder}: can't be made private: {error.strerror}") from None
+    folder.chmod(FOLDER_MODE)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -161,31 +162,27 @@ def _members(kind: Any) -> list[Any]:
     """Return the types that a value may have: those of a union, without annotations."""
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
-    if get_origin(kind) not in UNIONS:
-        return [kind]
-    members = []
-    for member in get_args(kind):
-        members += _members(member)
-    return members
+    if get_origin(kind) in UNIONS:
+        return list(chain.from_iterable(map(_members, get_args(kind))))
+    return [kind]
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """Yield the parts of a value of a type that has some, each with its key and its type."""
     arguments = get_args(kind)
-    if isinstance(value, Mapping):
-        hints = _hints(kind) if is_dataclass(kind) else {}  # type: ignore[arg-type]
+    if isinstance(value, Mapping) and _name_of(kind) == MAPPING:
+        of_values = arguments[1] if arguments else Any
+        kinds = dict.fromkeys(value, of_values)
+        if is_dataclass(kind):
+            kinds = _hints(kind)  # type: ignore[arg-type]  # is hashable
         for name, item in value.items():
-            if name in hints:
-                yield name, hints[name], item
-            elif arguments and _name_of(kind) == MAPPING:
-                yield name, arguments[1], item
+            if name in kinds:
+                yield name, kinds[name], item
     elif isinstance(value, list | tuple) and arguments and _name_of(kind) == LIST:
         is_fixed = get_origin(kind) is tuple and arguments[-1] is not Ellipsis
-        for index, item in enumerate(value):
-            if not is_fixed:
-                yield index, arguments[0], item
-            elif index < len(arguments):
-                yield index, arguments[index], item
+        of_items = arguments if is_fixed else repeat(arguments[0])
+        for index, (item_kind, item) in enumerate(zip(of_items, value, strict=False)):
+            yield index, item_kind, item
 
 
 @lru_cache(maxsize=256)  # with a bound, since the classes of users' workloads may come and go

@@ -78,10 +78,8 @@ class Tree:
 def find_repository(path: Path) -> Path:
     """Return the top folder of the repository that a path is in; raises BadInput outside of any."""
     folder = path if path.is_dir() else path.parent
-    top = _git_output(
-        folder, "rev-parse", "--show-toplevel", context=f"{folder}: no git repository"
-    )
-    return Path(top)
+    context = f"{folder}: no git repository"
+    return Path(_git_output(folder, "rev-parse", "--show-toplevel", context=context))
 
 
 def resolve_commit(repository: Path, revision: str, argument: str = "--against") -> str:
@@ -89,15 +87,9 @@ def resolve_commit(repository: Path, revision: str, argument: str = "--against")
 
     Raises BadInput, which names the command line's argument, for a revision that does not exist.
     """
-    return _git_output(
-        repository,
-        "rev-parse",
-        "--verify",
-        "--quiet",
-        "--end-of-options",
-        f"{revision}^{{commit}}",
-        context=f"{argument} {revision}: no such revision",
-    )
+    arguments = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    context = f"{argument} {revision}: no such revision"
+    return _git_output(repository, *arguments, context=context)
 
 
 @contextmanager
@@ -130,7 +122,5 @@ def _git_output(folder: Path, *arguments: str, context: str) -> str:
     done = run_git(folder, *arguments)
     if done.returncode == 0:
         return done.stdout.strip()
-    message = one_line(done.stderr)
-    if message:
-        raise BadInput(f"{context}: {message}")
-    raise BadInput(f"{context}; allowed: what git rev-parse knows (in CI: fetch-depth: 0)")
+    allowed = "allowed: what git rev-parse knows (in CI: fetch-depth: 0)"
+    raise BadInput(f"{context}: {one_line(done.stderr) or allowed}")
