@@ -10,15 +10,16 @@ import numpy as np
 
 from harness.core.paths import SweepFolder
 from harness.hardware.machine import Machine, Timing
+from harness.launch import assemble
 from harness.measure.summary import summarize
 from harness.records import store
-from harness.records.across import in_memory_ranks
 from harness.records.code import Code
 from harness.records.environment import Environment, Hardware, Software
 from harness.records.files import write_record
 from harness.records.record import (
     Evaluation,
     Failure,
+    Numbers,
     Rank0Report,
     RankResult,
     Record,
@@ -27,7 +28,6 @@ from harness.records.record import (
     TargetMetric,
 )
 from harness.records.seal import sealed_text
-from harness.records.series import Series
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial, WorkloadRef
 from harness.training.order import join_digests
@@ -107,8 +107,7 @@ def make_record(
         ranks = [
             replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank
         ]
-    losses = np.array([rank.loss.unpack() for rank in ranks if rank.loss], dtype=np.float64)
-    return Record(
+    record = Record(
         sweep=sweep,
         trial=trial,
         status=status,
@@ -119,13 +118,23 @@ def make_record(
         violations=tuple(invalid),
         previous_failures=(),
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
-        loss=Series.pack(np.asarray(losses.mean(axis=0))) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
-        ranks=in_memory_ranks(ranks),
+        load_ranks=lambda: ranks,
         rank0=learned if done else None,
         environment=ENVIRONMENT if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
+    return with_ranks(record, ranks)
+
+
+def with_ranks(record: Record, ranks: Sequence[RankResult] | None = None, **changes: Any) -> Record:
+    """Return a record with these ranks, or its own, and changes, with the numbers that it then has."""
+    return assemble.with_ranks(replace(record, **changes), ranks or record.ranks, {})
+
+
+def same_loss(a: Record | RankResult, b: Record | RankResult) -> bool:
+    """Return whether two trials, or ranks, had the same losses to the bit."""
+    return np.asarray(a.loss).tobytes() == np.asarray(b.loss).tobytes()
 
 
 def with_throughput(record: Record, throughput: float) -> Record:
@@ -143,13 +152,12 @@ def with_throughput(record: Record, throughput: float) -> Record:
     cell = record.trial.cell
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
     # Without the rounding errors of the series.
-    return replace(
-        record, ranks=in_memory_ranks(ranks), summary=replace(summary, throughput=throughput)
-    )
+    return with_ranks(record, ranks, summary=replace(summary, throughput=throughput))
 
 
-def _scaled(series: Series, factor: float) -> Series:
-    return Series.pack(series.unpack() * np.asarray(factor, dtype=series.dtype))
+def _scaled(series: Numbers, factor: float) -> Numbers:
+    scaled: Numbers = series * np.asarray(factor, dtype=series.dtype)
+    return scaled
 
 
 def write_sweep(
@@ -211,12 +219,9 @@ def _rank(
         host="node1",
         pid=1000 + rank,
         entered_at=started + 2.0,
-        loss=Series.pack(loss.astype(np.float32)),
-        step_seconds=Series.pack(seconds),
-        step_phases={
-            name: Series.pack((seconds * share).astype(np.float32))
-            for name, share in PHASES.items()
-        },
+        loss=loss.astype(np.float32),
+        step_seconds=seconds,
+        step_phases={name: (seconds * share).astype(np.float32) for name, share in PHASES.items()},
         order_sums=(12345 + trial.seed, 67890 + rank),
         memory={"resident": (300 + rank) * 2**20, "resident_before": 200 * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},

@@ -12,6 +12,6 @@
 - `adaptive`: repeats until the results are precise enough.
 - `stopping`, `cost`: how long trials with a rule for stopping trained, and what trials cost.
 - `evidence`: what two trials have left that tells whether they computed the same.
-- `scalars`, `trial_table`: the numbers of a trial, and all trials as a table.
+- `trial_table`: all trials as a table.
 - `cells`: small helpers over cells and records that load no SciPy.
 """

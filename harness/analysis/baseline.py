@@ -23,7 +23,7 @@ from harness.records.seal import object_text, with_seal
 
 MOST_SESSIONS = 20  # of a baseline; older ones are dropped
 KIND = "harness baseline"  # says what the file is
-SCHEMA = "3.0"  # major.minor: another major one can't be read
+SCHEMA = 3
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,

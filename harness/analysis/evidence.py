@@ -23,8 +23,7 @@ from harness.analysis.rungs import (
     root_mean_square,
     same_bytes,
 )
-from harness.records.record import Evaluation, RankFingerprints, RankResult, Record
-from harness.records.series import Numbers
+from harness.records.record import Evaluation, Numbers, RankFingerprints, RankResult, Record
 from harness.records.trace import PHASES
 
 ORDER = "order of the samples"
@@ -109,7 +108,7 @@ def _losses(ranks: Sequence[RankResult]) -> dict[str, NumberSeries]:
     rows = {}
     for result in ranks:
         if result.loss is not None:
-            losses = result.loss.unpack()
+            losses = result.loss
             # A script may report no losses, or only those of some steps; the others are NaN.
             reported = ~np.isnan(losses)
             if not reported.any():

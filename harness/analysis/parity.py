@@ -23,7 +23,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
 from harness.statistics.verdict import MetricVerdict, judge
 
-SCHEMA = "4.0"
+SCHEMA = 4
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
@@ -104,7 +104,7 @@ class CellParity:
 class SweepParity:
     """The parity of a sweep, as `harness parity` has measured it."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     sweep: str
     seed: Number  # of all runs
     measured: Moment  # seconds since the epoch

@@ -17,14 +17,11 @@ from typing import get_args
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
-from harness.hardware.mfu import device_of
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment, Software
-from harness.records.record import Rank0Report, Record, Summary, TargetMetric
-from harness.records.series import Numbers
-from harness.records.time_to_goal import seconds_until
+from harness.records.record import Numbers, Rank0Report, Record, Summary, TargetMetric
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
 from harness.statistics.trials import independent_values, mean_by_seed
@@ -57,7 +54,6 @@ class MetricPoint:
 
     step: Number  # optimizer steps
     value: float
-    seconds: Amount | None = None  # from the start of training to the end of the evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +294,7 @@ def of_trials(records: Sequence[Record]) -> CellResult:
         target = target or record.rank0.target
         trials.append(_trial_result(record, record.rank0))
         assert record.environment is not None
-        origin = (record.environment, device_of(record))
+        origin = (record.environment, record.device)
         if origin not in origins:
             origins.append(origin)
     conditions, environments = [], []
@@ -349,7 +345,7 @@ def _nodes(record: Record, summary: Summary) -> tuple[str, ...]:
 
     It names the slowest of very many nodes, and none where communication can't be told apart.
     """
-    if len(summary.node_seconds) != record.ranks.across.nodes:
+    if len(summary.node_seconds) != record.nodes:
         return ()
     return tuple(sorted(summary.node_seconds))
 
@@ -361,16 +357,15 @@ def _improvements(record: Record, report: Rank0Report) -> list[MetricPoint]:
     for evaluation in report.evaluations:
         value = evaluation.metrics[report.target.name]
         if report.target.score(value) > best:
-            seconds = seconds_until(record, evaluation)
-            points.append(MetricPoint(step=evaluation.step, value=value, seconds=seconds))
+            points.append(MetricPoint(step=evaluation.step, value=value))
             best = report.target.score(value)
     return points
 
 
 def window_seconds(record: Record) -> Numbers:
     """Return the seconds of each measured step of the rank that took longest, shape (steps,)."""
-    window = measured_window(record.ranks, record.trial.cell.warmup)
-    return slowest_rank_seconds(record.ranks, window.mask)
+    ranks = record.ranks
+    return slowest_rank_seconds(ranks, measured_window(ranks, record.trial.cell.warmup).mask)
 
 
 @lru_cache(KEPT_ENVIRONMENTS)

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.records.series import Numbers
+from harness.records.record import Numbers
 
 Rung = Literal["bitwise", "rounding", "equivalent", "different"]
 RUNGS: Sequence[Rung] = ("bitwise", "rounding", "equivalent", "different")  # most alike first

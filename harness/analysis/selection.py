@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,50 +18,33 @@ from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results
 from harness.records.decode import FileFormat, read_json
 from harness.records.files import RECORD_FILE, read_record
 from harness.records.record import Record
-from harness.records.store import (
-    read_recorded_sweep,
-    read_spec,
-    trials_of_other_code,
-)
-from harness.spec.cell import Cell
+from harness.records.store import read_recorded_sweep
 from harness.spec.selected import select_trials
 from harness.spec.sweep import Sweep
 
 BASELINE = "baseline"
 EITHER_FORMAT = FileFormat(name="record or a baseline")
 FORMS = (
-    "a sweep that has run, SWEEP/CELL, a cell's id or label, a trial's id, baseline,"
-    " baseline:HARDWARE, the id of an MLflow run, mlflow:RUN_ID, or a path of records or baselines"
+    "a sweep that has run, the id of a cell or a trial, baseline, or a path of records or baselines"
 )
-CELL_ID = re.compile(r".+-[0-9a-f]{10}")
-MLFLOW_RUN = re.compile(r"mlflow:(?P<marked>.+)|(?P<bare>[0-9a-f]{32})")
-
-# Returns what an MLflow run was made from, by the run's id.
-Recall = Callable[[str], "Named"]
 
 
-def select(
-    results: Results,
-    names: Sequence[str],
-    recall: Recall | None = None,
-    loaded: Sequence[Side] = (),
-) -> list[Side]:
+def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) -> list[Side]:
     """Return the results that each name stands for, as `FORMS` lists them.
 
-    `baseline` without a hardware means the baselines of the hardware of the other names and of the
-    sides that were `loaded` before, and of these those of their cells and sweeps, or all if there are
-    none. Of several baselines of a cell it is the one of the hardware that the cell ran on. Without
-    `recall` no name is that of an MLflow run.
+    `baseline` means the baselines of the hardware of the other names and of the sides that were `loaded`
+    before, and of these those of their cells and sweeps, or all if there are none. Of several baselines
+    of a cell it is the one of the hardware that the cell ran on.
     Raises BadInput for an unknown or ambiguous name.
     """
     sides = {}
     for name in names:
         if name != BASELINE:  # comes last, because it depends on the hardware of the others
-            sides[name] = Side(name=name, cells=find(results, name, recall).cells)
+            sides[name] = Side(name=name, cells=find(results, name).cells)
     if BASELINE in names:
         other_sides = [*sides.values(), *loaded]
         others = [result for side in other_sides for result in side.cells]
@@ -129,24 +112,19 @@ class Named:
         return aggregate(self.records)
 
 
-def find(results: Results, name: str, recall: Recall | None = None) -> Named:
+def find(results: Results, name: str) -> Named:
     """Return what one name stands for, trying the forms in turn; raises BadInput for an unknown name.
 
     A sweep comes before a path, so that a folder that happens to have its name does not hide it.
     """
-    mlflow_run = MLFLOW_RUN.fullmatch(name)
-    if name.startswith(f"{BASELINE}:"):
-        return Named(baselines=_read_baselines(results, [name.partition(":")[2]]))
     if results.sweep_folder(name).spec_path.exists():
         recorded = read_recorded_sweep(results, name)
         if recorded.unreadable:  # a judgment is of all trials or of none
             raise BadInput(recorded.unreadable[0])
         folder = results.sweep_folder(name).path
         named = Named(records=recorded.records, sweep=recorded.sweep, folder=folder)
-    elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: a label can be too long for a path
+    elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: for a name that is too long
         named = _at_path(Path(name))
-    elif recall and mlflow_run:
-        named = recall(mlflow_run["marked"] or mlflow_run["bare"])
     else:
         named = _records_of_cell(results, name)
     if not named.records and not named.baselines:
@@ -168,45 +146,26 @@ def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
 
 
 def _records_of_cell(results: Results, name: str) -> Named:
-    """Return the records of a cell or of a trial, named alone or as SWEEP/NAME.
+    """Return the records of the cell or of the trial with this id.
 
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
-    sweep_name, cell_name = _split_name(results, name)
-    cells_by_folder = {}  # of all sweeps that have run, or of the one that is named
-    for spec_path in sorted(results.runs.glob("*/sweep.json")):
-        if not sweep_name or spec_path == results.sweep_folder(sweep_name).spec_path:
-            cells_by_folder[spec_path.parent] = read_spec(SweepFolder(spec_path.parent)).cells
-    holders = _holders(cells_by_folder, cell_name) or _holders_of_other_code(
-        cells_by_folder, cell_name
-    )
-    if not holders:
-        raise BadInput(_unknown_name(results, name, cell_name, cells_by_folder))
-    if len(holders) > 1:
-        sweeps = [folder.name for folder in holders]
-        choices = " or ".join(f"{sweep}/{cell_name}" for sweep in sweeps)
-        raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: {choices}")
-    ((folder, cells),) = holders.items()
-    records = []
-    for cell in cells:
-        for path in sorted(folder.glob(f"{cell.id}-s*/record.json")):
-            record = read_record(path)
-            if cell_name in (record.trial.id, cell.id, cell.label):
-                records.append(record)
-    return Named(records=records, folder=folder)
-
-
-def _split_name(results: Results, name: str) -> tuple[str, str]:
-    """Return the sweep in SWEEP/NAME, empty for a NAME alone, and the name of the cell or trial.
-
-    Names of sweeps and labels of cells may have slashes of their own: the sweep with the longest name
-    counts.
-    """
-    for slash in reversed([*re.finditer("/", name)]):
-        sweep_name = name[: slash.start()]
-        if results.sweep_folder(sweep_name).spec_path.exists():
-            return sweep_name, name[slash.end() :]
-    return "", name
+    by_sweep: dict[Path, list[Path]] = {}
+    if "/" not in name:
+        for pattern in (glob.escape(name), f"{glob.escape(name)}-s*-r*"):
+            for path in sorted(results.runs.glob(f"*/{pattern}/{RECORD_FILE}")):
+                by_sweep.setdefault(path.parent.parent, []).append(path)
+    if not by_sweep:
+        sweeps = [path.parent.name for path in results.runs.glob("*/sweep.json")]
+        suggestion = did_you_mean(name, sweeps).partition("allowed: ")[0]
+        raise BadInput(
+            f"{name}: nothing of that name in {results.runs}; {suggestion}allowed: {FORMS}"
+        )
+    if len(by_sweep) > 1:
+        sweeps = [folder.name for folder in by_sweep]
+        raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: a path in one")
+    ((folder, paths),) = by_sweep.items()
+    return Named(records=[read_record(path) for path in paths], folder=folder)
 
 
 def find_trial(
@@ -270,49 +229,6 @@ def best_record(records: Sequence[Record], name: str) -> Record:
     if best is None:
         raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
     return best
-
-
-def _holders(cells_by_folder: Mapping[Path, Sequence[Cell]], name: str) -> dict[Path, list[Cell]]:
-    """Return the cells with this name, by the sweeps' folders that have any."""
-    holders: dict[Path, list[Cell]] = {}
-    for folder, cells in cells_by_folder.items():
-        for cell in cells:
-            if name in (cell.id, cell.label) or name.startswith(f"{cell.id}-s"):  # a trial of it
-                holders.setdefault(folder, []).append(cell)
-    return holders
-
-
-def _holders_of_other_code(
-    cells_by_folder: Mapping[Path, Sequence[Cell]], name: str
-) -> dict[Path, list[Cell]]:
-    """Return the same of the cells as they were with earlier code of their workloads.
-
-    Only an id names one of them: its label is that of the present cell too.
-    """
-    former: dict[Path, list[Cell]] = {}
-    if CELL_ID.match(name):
-        for folder, cells in cells_by_folder.items():
-            sweep_folder = SweepFolder(folder)
-            others = trials_of_other_code(sweep_folder, sweep_folder.recorded_ids(), cells)
-            former[folder] = [other.cell for other in others]
-    return _holders(former, name)
-
-
-def _unknown_name(
-    results: Results, name: str, cell_name: str, cells_by_folder: Mapping[Path, Sequence[Cell]]
-) -> str:
-    """Return an error that names the nearest sweep or cell, and all forms that a name can have.
-
-    Not all candidates, as other errors do: a results folder can hold thousands of cells.
-    """
-    candidates = set()
-    for folder, cells in cells_by_folder.items():
-        candidates.add(folder.name)
-        for cell in cells:
-            candidates.add(cell.id)
-    suggestion = did_you_mean(cell_name, candidates).partition("allowed: ")[0].strip()
-    hint = suggestion or f"found {len(candidates)} others"
-    return f"{name}: nothing of that name in {results.runs}; {hint}; allowed: {FORMS}"
 
 
 def _at_path(path: Path) -> Named:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.analysis.scalars import SCALARS, row_of, scalars
 from harness.hardware.machine import machine_key
-from harness.hardware.mfu import device_of
+from harness.records.numbers import NUMBERS, row_of
 from harness.records.record import Record
 from harness.spec.axes import AXES, HELP
 from harness.spec.cell import Cell, axis_names, setting_of
@@ -79,13 +78,13 @@ ORIGIN = (
 
 def trial_row(record: Record) -> dict[str, Value]:
     """Return the row of one trial; what was not measured is absent."""
-    return join_row(trial_facts(record), record.trial.cell, scalars(record))
+    return join_row(trial_facts(record), record.trial.cell, record.numbers)
 
 
 def join_row(
     facts: Mapping[str, Value], cell: Cell, numbers: Mapping[str, float]
 ) -> dict[str, Value]:
-    """Return a row from its parts: `trial_facts`, the axes of the cell and the trial's `scalars`."""
+    """Return a row from its parts: `trial_facts`, the axes of the cell and the trial's `numbers`."""
     axes = {axis: _plain(level) for axis, level in cell.levels.items()}
     return {**facts, **axes, **numbers}
 
@@ -104,14 +103,14 @@ def trial_facts(record: Record) -> dict[str, Value]:
         "attempt": record.attempt,
         "started": record.started,
         "duration_s": record.ended - record.started,
-        "nodes": record.ranks.across.nodes,
+        "nodes": record.nodes,
         "order_digest": record.order_digest,
         "violations": "; ".join(record.violations) or None,
         "failure": None if record.failure is None else str(record.failure),
     }
     if record.environment is not None:
         environment = record.environment
-        facts["hardware"] = machine_key(environment.hardware, device_of(record))
+        facts["hardware"] = machine_key(environment.hardware, record.device)
         facts["torch"] = environment.software.torch
         if environment.repository is not None:
             facts["commit"] = environment.repository.commit
@@ -142,9 +141,9 @@ def trial_table(cells: Iterable[Cell], rows: Iterable[Mapping[str, Value]]) -> T
     axes = [_axis_column(axis, rows) for axis in axis_names(cells)]
     leading = [*IDENTITY, *axes, *COURSE]
     labels = {column.name for column in (*leading, *ORIGIN)}
-    positions = {scalar.name: position for position, scalar in enumerate(SCALARS)}
+    positions = {scalar.name: position for position, scalar in enumerate(NUMBERS)}
     names = [name for name in present if name not in labels]
-    numbers = []  # in the order of `SCALARS`
+    numbers = []  # in the order of `NUMBERS`
     for name in sorted(names, key=lambda name: positions[row_of(name).name]):
         scalar = row_of(name)
         numbers.append(

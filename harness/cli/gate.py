@@ -14,6 +14,7 @@ from typing import Annotated, get_args
 import typer
 
 from harness.analysis.baseline import save
+from harness.analysis.selection import select
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
@@ -25,7 +26,6 @@ from harness.cli.arguments import (
     SetOption,
     SummaryOption,
     SweepArgument,
-    UriOption,
     check_launcher,
     choose,
     examples,
@@ -41,7 +41,6 @@ from harness.gate.bisect import bisect as run_bisect
 from harness.gate.certificate import CertifySettings
 from harness.gate.certify import certify as run_certify
 from harness.gate.limits import Policy
-from harness.interface.comparing import select_results
 from harness.interface.planning import load_planned
 from harness.render import bisect as bisect_view
 from harness.render import gate as gate_view
@@ -222,18 +221,16 @@ def certify(
 
 
 @app.command(epilog=examples("harness baseline nightly"))
-def baseline(
-    sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
-) -> None:
+def baseline(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Save results as the baseline of their hardware.
 
     Writes a small file for each cell, below a folder named after the hardware. Commit them, and
     compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
-    be a cell, or the id of an MLflow run.
+    be a cell.
     """
 
     results_folder = Results(results)
-    (side,) = select_results(results_folder, [sweep], tracking_uri)
+    (side,) = select(results_folder, [sweep])
     # All cells or none are written: a cell without a measurement, or with trials of several kinds
     # of hardware, raises BadInput before the first file.
     show_saved(save(results_folder, side.cells))

@@ -36,7 +36,6 @@ from harness.interface import watching
 from harness.interface.planning import load_planned
 from harness.interface.watching import readable_statuses, watch
 from harness.launch.sweep import Redo
-from harness.records.files import CommonParts
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
 from harness.render import plan as plan_view
 from harness.render import status as status_view
@@ -154,12 +153,11 @@ def status(
         return
     # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
-    common = CommonParts()
-    sweeps = [read_recorded_spec(results_folder, sweep, common)]
+    sweeps = [read_recorded_spec(results_folder, sweep)]
     if watch:
         statuses = _watch(sweeps, results_folder, tracking_uri)
     else:
-        statuses = watching.sweep_statuses(sweeps, results_folder, common)
+        statuses = watching.sweep_statuses(sweeps, results_folder)
         status_view.show(statuses[0], as_json=as_json, every=every_trial)
     _exit_with_status(statuses, [])
 

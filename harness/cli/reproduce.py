@@ -18,7 +18,6 @@ from harness.cli.arguments import (
     ResultsOption,
     SetOption,
     SweepArgument,
-    UriOption,
     check_launcher,
     choose,
     examples,
@@ -45,7 +44,6 @@ from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell
 from harness.spec.sweep import Sweep, ready_sweeps
-from harness.tracking import Tracker
 
 app = typer.Typer()
 
@@ -262,7 +260,6 @@ def parity(
         "harness reproduce mlp-45dbdb38d5-s0-r0",
         "harness reproduce nightly --only seed=0 --only strategy=ddp --at-least bitwise",
         "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded",
-        "harness reproduce mlflow:0123456789abcdef0123456789abcdef --data /data/mnist",
     )
 )
 def reproduce(
@@ -270,8 +267,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A record, a trial's id or folder, a cell, a sweep, or an MLflow run id"
-            " (also mlflow:ID).",
+            help="A record, a trial's id or folder, a cell, or a sweep.",
             autocompletion=complete_recorded_sweeps,
         ),
     ],
@@ -301,7 +297,6 @@ def reproduce(
         ),
     ] = None,
     results: ResultsOption = Path("results"),
-    tracking_uri: UriOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a recorded trial again, and compare the bits.
@@ -320,8 +315,7 @@ def reproduce(
     demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
     options = Options(code=whose_code, data=data)
     folder_of_results = Results(results)
-    tracker = Tracker(folder_of_results, tracking_uri)
-    named = find(folder_of_results, run, tracker.recall)
+    named = find(folder_of_results, run)
     originals = find_originals(named.records, named.folder, only)
     name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")

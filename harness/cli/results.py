@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from harness.analysis.selection import select
 from harness.analysis.sweep_result import effects
 from harness.cli.arguments import (
     AccuracyMarginOption,
@@ -109,7 +110,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RESULT",
-            help="Sweeps, cells, trials, baselines, paths or MLflow run ids (also mlflow:ID)."
+            help="Sweeps, cells, trials, baselines or paths."
             " All are compared with the first; with --by or --effects give one.",
             autocompletion=complete_recorded_sweeps,
         ),
@@ -136,7 +137,6 @@ def compare(
         typer.Option("--effects", help="Estimate the effect of each axis and each pair of axes."),
     ] = False,
     results: ResultsOption = Path("results"),
-    tracking_uri: UriOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare results, with intervals and verdicts.
@@ -153,7 +153,7 @@ def compare(
     _check_question(names, by=by, as_effects=as_effects)
     results_folder = Results(results)
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
-        (side,) = comparing.select_results(results_folder, names, tracking_uri)
+        (side,) = select(results_folder, names)
         # Raises BadInput for too few trials to tell effects from noise.
         show_effects(effects(side), as_json=as_json)
         return
@@ -165,7 +165,6 @@ def compare(
         accuracy_margin=accuracy_margin,
         to_reach=goal,
         results=results,
-        tracking_uri=tracking_uri,
     )
     _show_comparison(verdicts, results_folder, as_json=as_json)
     if verdicts.exit_code:

@@ -28,7 +28,7 @@ from harness.records.seal import sealed_text
 from harness.statistics.interval import share_interval
 from workloads.settings import Between
 
-SCHEMA = "6.0"
+SCHEMA = 6
 CERTIFICATE_FORMAT = FileFormat(
     name="certificate",
     schema=SCHEMA,
@@ -68,7 +68,7 @@ class SelfComparison:
 class Certificate:
     """The record that `harness certify` writes."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     device: Device
     hardware: Hardware
     software: Software

@@ -16,7 +16,7 @@ from harness.records.environment import Hardware, Software, TorchSettings
 from harness.records.seal import sealed_text
 from workloads.settings import Between
 
-SCHEMA = "5.0"
+SCHEMA = 5
 MACHINE_FORMAT = FileFormat(
     name="record of peaks",
     schema=SCHEMA,
@@ -57,7 +57,7 @@ class Timing:
 class Machine:
     """The record that `harness peak` writes."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     device: Device
     measured_at: Moment  # seconds since the epoch
     hardware: Hardware

@@ -84,8 +84,6 @@ def verify_record(path: Path) -> Verified:
     try:
         record = read_record(path)
         ranks = list(record.ranks)
-        if record.loss is not None:
-            record.loss.unpack()
         for result in ranks:
             if result.fingerprints is not None:
                 _check_digest(

@@ -17,7 +17,7 @@ from harness.analysis.compare import (
 )
 from harness.analysis.compare import compare as compare_sides
 from harness.analysis.questions import ACCURACY_MARGIN, SPEED
-from harness.analysis.selection import Named, select
+from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.render.compare import row_fields
@@ -111,12 +111,11 @@ def compare(
     accuracy_margin: float = ACCURACY_MARGIN,
     to_reach: float | None = None,
     results: str | Path | None = None,
-    tracking_uri: str | None = None,
 ) -> Verdicts:
     """Compare results with the first of them, or the values of an axis within one.
 
-    A side is a name that `harness compare` takes (a sweep, a cell, a trial, a baseline, a path, an
-    MLflow run) or what `load` returns. `by` are the axes whose values are compared within one side.
+    A side is a name that `harness compare` takes (a sweep, a cell, a trial, a baseline, a path)
+    or what `load` returns. `by` are the axes whose values are compared within one side.
     `across` are the differences between sides that are the question, such as `hardware` or an axis.
     `min_effect` is a fraction of throughput, `accuracy_margin` in the metric's unit, and `to_reach` a
     value of the target metric, the steps to which are compared too.
@@ -149,7 +148,7 @@ def compare(
     if not accuracy_margin >= 0:  # as NaN is not
         raise BadInput(f"compare: accuracy_margin: found {accuracy_margin}; allowed: at least 0")
     folder = results_folder(results)
-    selected = _select(sides, folder, tracking_uri)
+    selected = _select(sides, folder)
     rules = Rules(
         across=_listed(across),
         min_effect=min_effect,
@@ -167,39 +166,14 @@ def compare(
     return Verdicts(a=first.name, b=compared, comparison=comparison)
 
 
-def select_results(
-    results: Results,
-    names: Sequence[str],
-    tracking_uri: str | None,
-    loaded: Sequence[Side] = (),
-) -> list[Side]:
-    """Return the results that the names stand for, in their order.
-
-    What the name `baseline` stands for depends on the sides that were `loaded` before too. Only the id of an
-    MLflow run makes a connection to MLflow: its tags lead to the records.
-
-    Raises BadInput for a name that stands for nothing, or for several things.
-    """
-
-    def recall(run: str) -> Named:
-        """Return the records that an MLflow run was made from."""
-        from harness.tracking import Tracker  # here, as hardly any name is that of a run
-
-        return Tracker(results, tracking_uri).recall(run)
-
-    return select(results, names, recall, loaded)
-
-
-def _select(
-    sides: Sequence[str | Path | SweepData], results: Results, tracking_uri: str | None
-) -> list[Side]:
+def _select(sides: Sequence[str | Path | SweepData], results: Results) -> list[Side]:
     """Return the sides, each of which is a name or a sweep that was loaded.
 
     All names are looked up together: what `baseline` means depends on the others.
     """
     names = [str(side) for side in sides if isinstance(side, str | Path)]
     loaded = [side.side for side in sides if not isinstance(side, str | Path)]
-    named = iter(select_results(results, names, tracking_uri, loaded))
+    named = iter(select(results, names, loaded))
     selected = []
     for side in sides:
         selected.append(next(named) if isinstance(side, str | Path) else side.side)

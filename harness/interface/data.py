@@ -247,18 +247,18 @@ def _steps_of(record: Record) -> list[dict[str, Any]]:
     for rank in record.ranks:
         if rank.step_seconds is None:
             continue
-        seconds = rank.step_seconds.unpack()
+        seconds = rank.step_seconds
         part: dict[str, Any] = {
             "cell": record.trial.cell.id,
             "seed": record.trial.seed,
             "rank": rank.rank,
             "step": np.arange(1, len(seconds) + 1),
             "seconds": seconds,
-            "loss": np.nan if rank.loss is None else rank.loss.unpack(),
+            "loss": np.nan if rank.loss is None else rank.loss,
             "measured": False if measured is None else measured,
         }
         for phase, series in rank.step_phases.items():
-            part[f"{phase}_s"] = series.unpack()
+            part[f"{phase}_s"] = series
         parts.append(part)
     return parts
 

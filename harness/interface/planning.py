@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.core.text import counted
-from harness.records.files import CommonParts, read_record
-from harness.records.goodput import whole_seconds
+from harness.records.files import read_record
 from harness.records.record import Record
 from harness.spec import cluster as clusters
 from harness.spec.cell import Cell, Trial, axis_names
@@ -174,9 +173,15 @@ def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
     return estimates
 
 
+def whole_seconds(record: Record) -> float:
+    """Return the seconds that a trial takes which is not interrupted: one that was by its phases."""
+    if record.interruptions:
+        return sum(record.phases.values())
+    return record.ended - record.started
+
+
 def readable_records(paths: Iterable[Path]) -> Iterator[Record]:
     """Yield the records at these paths without damaged ones: the others will do for a plan."""
-    common = CommonParts()
     for path in paths:
         with suppress(BadInput):
-            yield read_record(path, common)
+            yield read_record(path)

@@ -142,7 +142,7 @@ def _find_length(
         for record in records:
             step_seconds = record.ranks[0].step_seconds
             assert step_seconds is not None
-            seconds = max(seconds, float(step_seconds.unpack()[WARMUP:].mean()))
+            seconds = max(seconds, float(step_seconds[WARMUP:].mean()))
         steps = 10 * round(min(MAX_STEPS, max(MIN_STEPS, TRIAL_SECONDS / seconds)) / 10)
         on_progress(f"{steps} steps")
         records = _try_script(script, facts, arguments, steps, all_cells=True)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.records.files import CommonParts
 from harness.render.status import StatusDisplay
 from harness.slurm.status import SweepStatus, read_statuses
 from harness.spec.sweep import Sweep
@@ -21,15 +20,10 @@ WATCH_SECONDS = 5.0  # between two readings
 LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
 
 
-def sweep_statuses(
-    sweeps: Sequence[Sweep], results: Results, common: CommonParts | None = None
-) -> list[SweepStatus]:
-    """Return the states of the sweeps now, with one call of squeue for all of them.
-
-    `common` is what the sweeps were read with, as in `read_statuses`.
-    """
+def sweep_statuses(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:
+    """Return the states of the sweeps now, with one call of squeue for all of them."""
     folders = [(sweep, results.sweep_folder(sweep.name)) for sweep in sweeps]
-    return read_statuses(folders, common)
+    return read_statuses(folders)
 
 
 def readable_statuses(

@@ -12,10 +12,10 @@ from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.text import ranges
 from harness.hardware.machine import Machine
-from harness.hardware.mfu import with_mfu
-from harness.measure.summary import mean_loss, reported_samples, summarize, unpack
+from harness.hardware.mfu import mfu_numbers
+from harness.measure.numbers import trial_numbers
+from harness.measure.summary import reported_samples, summarize
 from harness.measure.validity import violations
-from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
 from harness.records.environment import Environment
 from harness.records.files import read_rank_result
@@ -25,10 +25,10 @@ from harness.records.record import (
     Rank0Report,
     RankResult,
     Record,
+    RunSettings,
     Status,
     Summary,
 )
-from harness.records.series import Series
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
@@ -66,6 +66,8 @@ def assemble(
     observed_failures: Sequence[Failure] = (),
     launcher_end: str = "its launcher left no word of its end",
     peaks: Mapping[str, Machine] | None = None,
+    settings: RunSettings | None = None,
+    first_started: float | None = None,
 ) -> Record:
     """Return the record of a trial that has ended.
 
@@ -81,7 +83,6 @@ def assemble(
     failure = failure or _uneven_steps(ranks)
     # All of these are only known of a trial that finished.
     summary = None
-    loss = None
     order_digest = None
     broken_rules: list[str] = []
     rank0, environment = files.rank0_parts
@@ -89,7 +90,6 @@ def assemble(
         cell = trial.cell
         samples, unit = _samples_of_step(cell, ranks)
         summary = summarize(ranks, rank0, samples, cell.warmup, unit)
-        loss = Series.pack(mean_loss(ranks))
         order_sums = [result.order_sums for result in ranks]
         if not cell.workload.is_script:
             order_digest = join_digests(order_sums)
@@ -105,15 +105,40 @@ def assemble(
         violations=tuple(broken_rules),
         previous_failures=tuple(previous_failures),
         summary=summary,
-        loss=loss,
         order_digest=order_digest,
-        ranks=in_memory_ranks(ranks),
+        load_ranks=lambda: ranks,
         rank0=rank0,
         environment=environment,
+        settings=settings,
         phases=phase_seconds(ranks, started, summary),
+        first_started=first_started,
         lane=assignment.lane,
     )
-    return with_mfu(record, peaks or {})
+    return with_ranks(record, ranks, peaks or {})
+
+
+def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, Machine]) -> Record:
+    """Return a record with these ranks, and with what they come to for readers of headers."""
+    warnings: dict[str, None] = {}  # an ordered set: those of several ranks are mostly the same
+    for rank in ranks:
+        if rank.determinism is not None:
+            warnings.update(dict.fromkeys(rank.determinism.warnings))
+    problems: list[str] = []
+    if ranks:
+        problems += [f"not resumed from {refusal}" for refusal in ranks[0].refused_checkpoints]
+        problems += [] if ranks[0].saves is None else ranks[0].saves.failed
+    record = replace(
+        record,
+        load_ranks=lambda: ranks,
+        # Only ranks on a GPU report allocated memory.
+        device="cuda" if any("allocated" in rank.memory for rank in ranks) else "cpu",
+        nodes=len({rank.host for rank in ranks}),
+        interruptions=tuple(ranks[0].interruptions) if ranks else (),
+        checkpoint_problems=tuple(problems),
+        may_vary=tuple(warnings),
+    )
+    numbers = {**trial_numbers(record, ranks), **mfu_numbers(record, ranks, peaks)}
+    return replace(record, numbers=numbers)
 
 
 def _samples_of_step(cell: Cell, ranks: Sequence[RankResult]) -> tuple[float, ThroughputUnit]:
@@ -133,7 +158,7 @@ def _uneven_steps(ranks: Sequence[RankResult]) -> Failure | None:
     counts = {}
     for result in ranks:
         if result.step_seconds is not None:
-            counts[result.step_seconds.count] = result.rank
+            counts[len(result.step_seconds)] = result.rank
     if len(counts) < 2:
         return None
     steps = " and ".join(str(count) for count in sorted(counts))
@@ -178,7 +203,7 @@ def phase_seconds(
     # As all ranks wait for the slowest one, its time is the trial's.
     before_window = 0.0
     for result in ranks:
-        seconds_before = unpack(result.step_seconds)[: summary.window_start].copy()
+        seconds_before = np.array(result.step_seconds)[: summary.window_start]
         fingerprinted = np.asarray(result.fingerprinted_steps, dtype=int)
         seconds_before[fingerprinted[fingerprinted < summary.window_start]] = 0.0
         before_window = max(before_window, float(seconds_before.sum()))

@@ -32,7 +32,7 @@ from harness.records.company import Lane
 from harness.records.files import (
     read_record,
     read_record_if_exists,
-    remove_unused_columns,
+    remove_unused_arrays,
     write_record,
 )
 from harness.records.record import Failure, Record, RunSettings
@@ -214,10 +214,11 @@ class Runner:
             folder,
             self._assignment(trial, attempt=attempt),
             started=started,
+            ended=died,
             previous_failures=previous_failures,
             ended_by=ended_by,
         )
-        _write(folder, replace(interrupted, ended=died))
+        _write(folder, interrupted)
 
     def _run_with_resumes(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
@@ -281,6 +282,7 @@ class Runner:
             folder,
             assignment,
             started=started,
+            ended=time.time(),
             previous_failures=previous_failures,
             ended_by=ended_by,
             observed_failures=launcher.observed_failures(folder, output),
@@ -309,6 +311,7 @@ class Runner:
         assignment: Assignment,
         *,
         started: float,
+        ended: float,
         previous_failures: Sequence[Failure],
         ended_by: Failure | None,
         observed_failures: Sequence[Failure] = (),
@@ -318,26 +321,23 @@ class Runner:
         # Imported only now, because a process that only looks at trials needs no NumPy.
         from harness.launch.assemble import assemble
 
-        record = assemble(
+        first_started = None
+        previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
+        # One that has come to its end was only measured again: this attempt does not continue it.
+        if previous is not None and previous.status not in COMPLETE:
+            first_started = previous.first_started or previous.started
+        return assemble(
             folder,
             self.sweep.name,
             assignment,
             started=started,
-            ended=time.time(),
+            ended=ended,
             previous_failures=previous_failures,
             ended_by=ended_by,
             rules=self.profile.validity,
             observed_failures=observed_failures,
             launcher_end=launcher_end,
             peaks=self.peaks,
-        )
-        first_started = None
-        previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
-        # One that has come to its end was only measured again: this attempt does not continue it.
-        if previous is not None and previous.status not in COMPLETE:
-            first_started = previous.first_started or previous.started
-        return replace(
-            record,
             settings=self.settings,
             first_started=first_started,
         )
@@ -478,7 +478,7 @@ def remove_leftovers(folder: TrialFolder) -> None:
     results = [*folder.path.glob("rank*.json"), *folder.path.glob("rank*.npz")]
     for path in [folder.progress_path, folder.failures_path, *results]:
         path.unlink(missing_ok=True)
-    remove_unused_columns(folder.path)
+    remove_unused_arrays(folder.path)
     shutil.rmtree(folder.heartbeat_folder, ignore_errors=True)
     for cache in folder.path.glob("cache*"):
         shutil.rmtree(cache)

@@ -10,7 +10,6 @@ from typing import Literal
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.hardware import machine
-from harness.hardware.mfu import device_of
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
@@ -24,7 +23,7 @@ from harness.launch.runner import (
 )
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
-from harness.records.files import CommonParts, read_record, read_record_if_exists
+from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import lock, write_spec
@@ -68,14 +67,13 @@ def plan(
     finished = []
     resumed = []
     unreadable = []
-    common = CommonParts()
     for trial in sweep.trials():
         redo_trial = "missing" if trial.id in settled else redo
         if redo_trial == "all":
             pending.append(trial)
             continue
         try:
-            record = read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
         except BadInput as error:
             unreadable.append(str(error))
             continue
@@ -95,19 +93,18 @@ def plan(
 
 
 def _is_finished(record: Record, folder: SweepFolder, redo: Redo) -> bool:
-    """Return whether a trial need not run again: damaged columns are moved away so that it does."""
+    """Return whether a trial need not run again: a damaged file of arrays is moved away so that it does."""
     path = folder.trial_folder(record.trial.id).path
-    has_columns = len(record.ranks) == 0 or any(path.glob("record-*.npz"))
-    return has_columns and record.status in FINISHED[redo]
+    has_arrays = any(path.glob("record-*.npz"))
+    return has_arrays and record.status in FINISHED[redo]
 
 
 def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:
     """Return the records of a sweep's trials that are not selected, as far as they can be read."""
     records = []
-    common = CommonParts()
     for trial in sweep.trials_left_out():
         with suppress(BadInput):
-            record = read_record_if_exists(folder.trial_folder(trial.id).record_path, common)
+            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
             if record is not None:
                 records.append(record)
     return records
@@ -127,8 +124,8 @@ def refuse_changed_profile(
         change = None
         if record.settings is not None:
             change = profile_change(record.settings, current)
-        if change is None and record.summary is not None and device_of(record) != device:
-            change = f"device: found {device}, recorded {device_of(record)}"
+        if change is None and record.summary is not None and record.device != device:
+            change = f"device: found {device}, recorded {record.device}"
         if change is not None:
             changes.append(change)
     if changes:

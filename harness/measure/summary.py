@@ -12,8 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.steady import find_steady
-from harness.records.record import Rank0Report, RankResult, SlowestRank, Summary
-from harness.records.series import Numbers, Series, mean_over_ranks
+from harness.records.record import (
+    Numbers,
+    Rank0Report,
+    RankResult,
+    SlowestRank,
+    Summary,
+    mean_loss,
+)
 from harness.spec.cell import ThroughputUnit
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
@@ -107,7 +113,7 @@ def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
     is_timed[[step for step in untimed if step < count]] = False
     has_phases = np.zeros(count, dtype=bool)
     for series in ranks[0].step_phases.values():
-        has_phases |= np.isfinite(series.unpack())
+        has_phases |= np.isfinite(series)
     has_phases &= is_timed
     if has_phases.sum() < count / 2:
         is_timed &= ~has_phases
@@ -137,25 +143,11 @@ def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Win
     return Window(mask, all(decided) if decided else None, phases=mask)
 
 
-def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
-    """Return the loss of each step, the mean over ranks, float64, shape (steps,).
-
-    The mean needs no weights because the ranks' parts of a global batch are equally large.
-    """
-    losses: Numbers = np.stack([unpack(result.loss).astype(np.float64) for result in ranks])
-    return mean_over_ranks(losses)
-
-
-def unpack(series: Series | None) -> Numbers:
-    """Return the numbers of a series, an empty array for None."""
-    if series is None:
-        return np.empty(0)
-    return series.unpack()
-
-
 def _step_seconds(ranks: Sequence[RankResult]) -> Numbers:
     """Return how long each step took each rank, float64, shape (ranks, steps)."""
-    seconds: Numbers = np.stack([unpack(rank.step_seconds) for rank in ranks]).astype(np.float64)
+    seconds: Numbers = np.stack([np.asarray(rank.step_seconds) for rank in ranks]).astype(
+        np.float64
+    )
     return seconds
 
 
@@ -172,7 +164,7 @@ def _phase_figures(
     rank_seconds = step_seconds[:, mask].sum(axis=1)
     phases: dict[str, Numbers] = {}  # seconds of each rank
     for name in ranks[0].step_phases:
-        rows = [unpack(result.step_phases.get(name))[mask] for result in ranks]
+        rows = [result.step_phases[name][mask] for result in ranks]
         phases[name] = np.asarray(np.nansum(rows, axis=1, dtype=np.float64))
     communication = phases.get("communication")
     figures: dict[str, Any] = {

@@ -19,7 +19,7 @@ import torch
 from harness.core.errors import one_line
 from harness.measure.host import core_seconds, core_shares, host_gauges
 from harness.records import record
-from harness.records.series import Series
+from harness.records.record import Numbers
 
 if TYPE_CHECKING:
     from harness.measure.gpu import NvmlGpu
@@ -95,10 +95,10 @@ class TelemetrySampler:
         """Return all that was measured so far."""
         count = len(self._times)
         names = {name for sample in self._readings[:count] for name in sample}
-        readings: dict[str, Series] = {}  # NaN where a sample could not be read
+        readings: dict[str, Numbers] = {}  # NaN where a sample could not be read
         for name in sorted(names):
             values = [sample.get(name, np.nan) for sample in self._readings[:count]]
-            readings[name] = Series.pack(np.array(values, dtype=np.float32))
+            readings[name] = np.array(values, dtype=np.float32)
         throttled: dict[str, float] | None = None  # shares of samples
         if self._throttled:
             from harness.measure.gpu import THROTTLING
@@ -114,7 +114,7 @@ class TelemetrySampler:
         return record.Telemetry(
             seconds=seconds,
             steps=self._steps,
-            sample_times=Series.pack(np.array(self._times[:count], dtype=np.float64)),
+            sample_times=np.array(self._times[:count], dtype=np.float64),
             readings=readings,
             shares=core_shares(self._spent),
             joules=joules,

@@ -19,8 +19,8 @@ import numpy as np
 
 from harness.core.paths import write_atomically
 from harness.records.decode import FileFormat, decode_file
+from harness.records.record import Numbers
 from harness.records.seal import sealed_text
-from harness.records.series import Numbers
 from workloads.settings import Between
 
 RATES_FILE = "rates.json"  # in the folder of the ranks that search

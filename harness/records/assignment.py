@@ -19,7 +19,7 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from harness.spec.saving import SaveInterval
 
-SCHEMA = "2.0"  # a gate's arm may run a worker of another revision than writes its assignment
+SCHEMA = 2  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
     name="trial's assignment",
     schema=SCHEMA,
@@ -32,7 +32,7 @@ ASSIGNMENT_FORMAT = FileFormat(
 class Assignment:
     """One attempt at one trial, complete: a worker needs no other file to run it."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     trial: Trial  # its cell holds the workload, all axes and the lengths
     base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved

@@ -1,16 +1,12 @@
 """Reads JSON files that the harness has written back into its dataclasses.
 
-Errors are one line, as `harness.core.errors` has them. Everything that is read from disk, from
-another process or from MLflow goes through here; `harness.core.validation` decodes it.
+Errors are one line, as `harness.core.errors` has them. Everything that is read from disk or from
+another process goes through here; `harness.core.validation` decodes it.
 
-A file format has a schema, `MAJOR.MINOR`. A new field that has a default raises the minor number;
-everything else raises the major number. Files of the same major number can be read: fields that they
-lack take their defaults, and fields that this version does not know are ignored. Files of another
-major number are refused.
-
-Most of these files are sealed (`harness.records.seal`). The schema is checked first: of a file of
-another major number, the first field that differs would be a misleading error. Then the seal: any
-other problem of a file that was changed follows from the change.
+A file format has a schema, a number that every change of its meaning raises: files of another number
+are refused. It is checked first, as of a file of another schema the first field that differs would be
+a misleading error. Then the seal (`harness.records.seal`): any other problem of a file that was
+changed follows from the change.
 
 Files that users write are read by `harness.spec.document`, which also knows lines.
 """
@@ -18,20 +14,18 @@ Files that users write are read by `harness.spec.document`, which also knows lin
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from harness.core.errors import BadFile, FileUnavailable, one_line
-from harness.core.validation import decode_json, decode_value, shown
+from harness.core.validation import decode_json, shown
 from harness.records import seal
 
 T = TypeVar("T")
 
-SCHEMA_NUMBERS = re.compile(r"(?P<major>\d{1,9})\.\d{1,9}")
 LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
 MAX_BYTES = 2**30  # of a file that is read
 
@@ -41,7 +35,7 @@ class FileFormat:
     """A kind of JSON file: its name in errors, its schema, and what to do if it is unreadable."""
 
     name: str  # as in "not a valid record"
-    schema: str | None = None  # MAJOR.MINOR; None for files that do not outlive a run
+    schema: int | None = None  # None for files that do not outlive a run
     remedy: str = ""  # as in "harness peak measures it again"
     is_sealed: bool = False
 
@@ -75,7 +69,7 @@ class _Head(msgspec.Struct):
 def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
     """Read the file at `path` as a `kind`, such as Preflight.
 
-    Raises BadFile if it is missing, incomplete, damaged or of another major schema.
+    Raises BadFile if it is missing, incomplete, damaged or of another schema.
     """
     return decode_text(kind, read_bytes(path, file_format), path, file_format)
 
@@ -83,39 +77,25 @@ def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
 def decode_text(kind: type[T], text: str | bytes, source: object, file_format: FileFormat) -> T:
     """Decode `text` as a `kind`; raises BadFile as `decode_file` does.
 
-    `source` is the name of the text in errors: a path, or the name of a run in MLflow. The result has
-    our schema, as it would have if it were written again.
+    `source` is the name of the text in errors, such as a path.
     """
     _check(text, source, file_format)
     try:
-        decoded: Any = decode_json(kind, text)
-    except (msgspec.DecodeError, ValueError):
-        # Slower, and it says which part is wrong.
-        content = parse_json(text, source, file_format)
-        try:
-            decoded = decode_value(kind, content)
-        except ValueError as error:
-            raise file_format.invalid(source, error) from None
-    if getattr(decoded, "schema", file_format.schema) != file_format.schema:
-        decoded = replace(decoded, schema=file_format.schema)
-    result: T = decoded
-    return result
+        return decode_json(kind, text)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise file_format.invalid(source, error) from None
 
 
-def read_content(path: Path, file_format: FileFormat) -> Any:
-    """Return the JSON value in a file without its seal; raises BadFile as `decode_file` does.
+def parse_content(text: str | bytes, source: object, file_format: FileFormat) -> dict[str, Any]:
+    """Return the keys of a JSON file without its seal; raises BadFile as `decode_file` does.
 
     Of the content only schema and seal have been checked.
     """
-    return parse_content(read_bytes(path, file_format), path, file_format)
-
-
-def parse_content(text: str | bytes, source: object, file_format: FileFormat) -> Any:
-    """Return the JSON value in a text from `source` as `read_content` does."""
     _check(text, source, file_format)
     content = parse_json(text, source, file_format)
-    if isinstance(content, dict):
-        content.pop(seal.KEY, None)
+    if not isinstance(content, dict):
+        raise file_format.invalid(source, "found no keys; allowed: keys")
+    content.pop(seal.KEY, None)
     return content
 
 
@@ -127,16 +107,16 @@ def read_json(path: Path, file_format: FileFormat) -> Any:
     return parse_json(read_bytes(path, file_format), path, file_format)
 
 
-def read_bytes(path: Path, file_format: FileFormat) -> bytes:
+def read_bytes(path: Path, file_format: FileFormat, limit: int = MAX_BYTES) -> bytes:
     """Return the content of a file; raises BadFile if there is none, or if it is too large."""
     try:
         with path.open("rb", buffering=0) as file:  # it is read at once
             size = os.fstat(file.fileno()).st_size
-            if size <= MAX_BYTES:
+            if size <= limit:
                 return file.readall()
     except OSError as error:
         raise file_format.unavailable(path, error) from None
-    problem = f"can't be read as a {file_format.name}: found {size} bytes; allowed: {MAX_BYTES}"
+    problem = f"can't be read as a {file_format.name}: found {size} bytes; allowed: {limit}"
     raise file_format.error(path, problem)
 
 
@@ -147,39 +127,24 @@ def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> An
     """
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError) as error:
-        problem = one_line(error)
-    except RecursionError:
-        problem = "found too many lists or keys inside each other"
-    raise file_format.error(source, f"can't be read as a {file_format.name}: {problem}")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        problem = f"can't be read as a {file_format.name}: {one_line(error)}"
+    raise file_format.error(source, problem)
 
 
 def _check(text: str | bytes, source: object, file_format: FileFormat) -> None:
-    """Raise BadFile for what is no JSON, has another major schema, or a seal that is not its own."""
+    """Raise BadFile for what is no JSON, has another schema, or a seal that is not its own."""
     try:
         schema = msgspec.json.decode(text, type=_Head).schema
     except (msgspec.DecodeError, ValueError, RecursionError):
         parse_json(text, source, file_format)  # says what is wrong with it
         schema = None  # it is JSON, and no object
-    if file_format.schema is not None:
-        _check_schema(schema, source, file_format)
+    if file_format.schema is not None and schema != file_format.schema:
+        problem = f"schema: found {shown(schema)}; allowed: {file_format.schema}"
+        raise file_format.error(source, f"{problem}; another version of the harness wrote it")
     if file_format.is_sealed:
-        problem = seal.problem_of(text.encode() if isinstance(text, str) else text)
-        if problem is not None:
-            raise file_format.error(source, f"{problem}: it was changed after it was written")
-
-
-def _check_schema(schema: Any, source: object, file_format: FileFormat) -> None:
-    """Raise BadFile for the schema of a file, a JSON value, unless it has our major number."""
-    assert file_format.schema is not None
-    major = file_format.schema.partition(".")[0]
-    numbers = SCHEMA_NUMBERS.fullmatch(str(schema))
-    if numbers is not None and numbers["major"] == major:
-        return
-    problem = f"schema: found {shown(schema)}; allowed: {major}.x"
-    if numbers is None:
-        raise file_format.error(source, problem)
-    if int(numbers["major"]) > int(major):
-        problem += "; a newer version of the harness wrote it: upgrade this one"
-        raise BadFile(f"{source}: {problem}")
-    raise file_format.error(source, f"{problem}; an older version of the harness wrote it")
+        problem_of_seal = seal.problem_of(text.encode() if isinstance(text, str) else text)
+        if problem_of_seal is not None:
+            raise file_format.error(
+                source, f"{problem_of_seal}: it was changed after it was written"
+            )

@@ -2,11 +2,11 @@
 
 Each rank writes a RankResult when it ends, even by an error. The launcher assembles them into the
 trial's Record (`harness.launch.assemble`), which is written before any tracker is asked. Raw
-samples of every step are kept, as Series, so that every figure can be computed again.
+samples of every step are kept, so that every figure can be computed again.
 
 A record on disk is a JSON header of some kilobytes, which commands read, and a file of columns
 next to it, which has what grows with ranks and steps (`harness.records.files`). The seal of the
-header covers the digests of all columns. Its classes have slots, because commands hold thousands of
+header covers its digest. Its classes have slots, because commands hold thousands of
 headers.
 
 Times of day are seconds since the epoch, of the clock of the machine that took them. What was not
@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from harness.core.import_path import ROOT
-from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, RankCount, Share
+from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.company import Lane
 from harness.records.environment import Environment
-from harness.records.series import Series
 from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
-# MAJOR.MINOR; `harness.records.decode` says which changes raise which number. Each schema with this
-# major number has records in tests/records/schemas, which must always be readable.
-SCHEMA = "7.0"
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers: TypeAlias = NDArray[Any]
+else:
+    Numbers = Any  # msgspec leaves arrays as they are
+
+SCHEMA = 8
 
 # permutation: all indexes at once; keyed: computed index by index; shards: a few files at a time;
 # stream: as they come
@@ -241,10 +245,10 @@ class Telemetry:
 
     seconds: Amount  # of the segments
     steps: Number  # optimizer steps in the segments
-    sample_times: Series  # seconds since the epoch
+    sample_times: Numbers = field(compare=False)  # seconds since the epoch
     # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
     # in gpu_power_w; those without one are shares.
-    readings: Mapping[str, Series]
+    readings: Mapping[str, Numbers] = field(compare=False)
     # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
     # `harness.measure.host` explains them.
     shares: Mapping[str, float]
@@ -310,9 +314,11 @@ class RankResult:
     pid: Number
     entered_at: Moment  # when the worker's code began, seconds since the epoch
     failure: Failure | None = None  # what it raised, None if it got to the end
-    loss: Series | None = None  # this rank's mean loss at each step
-    step_seconds: Series | None = None  # of each step since the start, earlier attempts included
-    step_phases: Mapping[str, Series] = field(default_factory=dict)  # phase -> seconds of each step
+    # The arrays, of which rows of equal ranks compare unequal: each step's mean loss at this rank, the
+    # seconds of each step since the start, earlier attempts included, and those of each phase of it.
+    loss: Numbers | None = field(default=None, compare=False)
+    step_seconds: Numbers | None = field(default=None, compare=False)
+    step_phases: Mapping[str, Numbers] = field(default_factory=dict, compare=False)
     # Steps, counted from 0, that are not measured: a loader may have fetched for them in a pause.
     refilled_steps: Sequence[Number] = ()
     interruptions: Sequence[Interruption] = ()
@@ -342,85 +348,6 @@ class RankResult:
         if self.fingerprints is None:
             return []
         return [fingerprint.step - 1 for fingerprint in self.fingerprints.steps]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TelemetryAcross:
-    """What the telemetry of all ranks comes to."""
-
-    # Name -> mean over samples, then over ranks, of readings that every rank has.
-    readings: Mapping[str, float]
-    shares: Mapping[str, float]  # mean over ranks, of those that every rank has
-    # Reason -> share of samples, at the worst rank: one slow GPU slows all ranks down.
-    throttled: Mapping[str, Share]
-    foreign_processes: Number | None  # at the rank with most; None where a driver lists none
-    joules_per_step: float | None  # of all ranks' GPUs; None unless every rank has a counter
-    # The lowest and the highest clock of a GPU's multiprocessors while it trained, in hertz, at the rank
-    # where they are furthest apart; None where no GPU reports it.
-    sm_clock_range: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AcrossRanks:
-    """What the results of all ranks come to, for readers that need no single rank.
-
-    It is as large for a thousand ranks as for one.
-    """
-
-    count: RankCount  # of ranks that left a readable result
-    nodes: RankCount  # that they ran on
-    ranks_per_node: RankCount  # of the node with most
-    # Bytes of the rank that took most, as `PeakMemory.read` names them, and what training took.
-    memory: Mapping[str, Number]
-    training_bytes: int | None  # None unless it is known of every rank
-    compiled: Compiled | None  # each number of the rank with most; None for eager
-    loss_scale: LossScale | None  # which all ranks share
-    may_vary: tuple[str, ...]  # what torch said of operations in deterministic mode, each text once
-    interruptions: tuple[Interruption, ...]  # of rank 0: all ranks stop after the same step
-    refused_checkpoints: tuple[str, ...]  # of rank 0
-    saves: Saves | None = None  # of rank 0; None without checkpoints at intervals and failed saves
-    telemetry: TelemetryAcross | None  # None unless every rank has some
-
-
-class RankResults(Sequence[RankResult]):
-    """The results of a trial's ranks, in their order; ranks that left nothing readable are missing.
-
-    Those of a record on disk are loaded when one is looked at, which raises BadFile where they are
-    missing or damaged, or contradict the record. `across` and the length need none of them.
-    """
-
-    __slots__ = ("_load", "across")
-
-    def __init__(self, load: Callable[[], Sequence[RankResult]], across: AcrossRanks) -> None:
-        self.across = across
-        self._load = load
-
-    def __len__(self) -> int:
-        return self.across.count
-
-    @overload
-    def __getitem__(self, index: int) -> RankResult: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RankResult]: ...
-    def __getitem__(self, index: int | slice) -> RankResult | Sequence[RankResult]:
-        return self._load()[index]
-
-    def __iter__(self) -> Iterator[RankResult]:
-        return iter(self._load())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RankResults):
-            return NotImplemented
-        return list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"RankResults(count={len(self)})"
-
-    def __deepcopy__(self, memo: object) -> RankResults:
-        """Return the ranks themselves, as nothing can change them."""
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -461,9 +388,6 @@ class Summary:
     final_loss: float | None  # mean over ranks, in training, of the last step
     final_metric: float | None  # the target metric of the parameters at the end, on the test set
     best_metric: float | None  # and at the best evaluation
-    # Model FLOPs utilization: FLOPs of the model a second, as a share of the vendor's peak.
-    mfu: Amount | None = None
-    mfu_measured: Amount | None = None  # the same of the peak that `harness peak` measured
     throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
     # Of all ranks, as a script reports them; None where they are the cell's batch size.
     samples_per_step: Amount | None = None
@@ -512,6 +436,14 @@ class Outcome:
     order_digest: str | None  # of the samples that all ranks saw, in their order; None of a script
     rank0: Rank0Report | None
     phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
+    # Every number that tables, MLflow and reports show, by the names of `harness.records.numbers`.
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    device: Literal["cpu", "cuda"] = "cpu"  # that it ran on
+    nodes: Number = 0  # that its ranks ran on
+    interruptions: tuple[Interruption, ...] = ()  # all ranks stop after the same step
+    # Checkpoints that attempts did not go on from, or that could not be written, and why.
+    checkpoint_problems: tuple[str, ...] = ()
+    may_vary: tuple[str, ...] = ()  # what torch said of operations in deterministic mode
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None
     lane: Lane = field(default_factory=Lane)  # that it ran in
@@ -523,6 +455,36 @@ class Record(Outcome):
 
     trial: Trial  # with its whole cell, so that the record can be read without the sweep
     environment: Environment | None  # of rank 0; None unless `rank0` is there
-    settings: RunSettings | None = None  # the runner adds them to the assembled record
-    ranks: RankResults
-    loss: Series | None  # mean over ranks at each step; None unless the trial finished
+    settings: RunSettings | None = None  # that it was run with
+    # Returns what grows with ranks and steps: raises BadFile where its file is missing or damaged.
+    load_ranks: Callable[[], Sequence[RankResult]] = field(compare=False, repr=False)
+
+    @property
+    def ranks(self) -> Sequence[RankResult]:
+        """The results of the ranks, in their order; ranks that left nothing readable are missing."""
+        return self.load_ranks()
+
+    @property
+    def loss(self) -> Numbers | None:
+        """The mean loss over ranks at each step, shape (steps,); None unless the trial finished."""
+        if self.summary is None:
+            return None
+        return mean_loss(self.ranks)
+
+
+def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
+    """Return the loss of each step, the mean over ranks, float64, shape (steps,).
+
+    The mean needs no weights because the ranks' parts of a global batch are equally large. NaN stands
+    for a step of which a rank, of a script, has reported nothing.
+    """
+    import numpy as np  # here, because a plan reads no losses and should start at once
+
+    losses: Numbers = np.stack([np.asarray(rank.loss) for rank in ranks]).astype(np.float64)
+    is_known = ~np.isnan(losses)
+    if is_known.all():
+        means: Numbers = losses.mean(axis=0)
+        return means
+    counts = is_known.sum(axis=0)
+    sums = np.where(is_known, losses, 0.0).sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file, share_file
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
 from harness.core.storage import writing
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, parse_content, read_bytes
-from harness.records.files import CommonParts, read_record
+from harness.records.files import decode_part, read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
@@ -29,10 +31,16 @@ from harness.spec.selected import select, select_trials
 from harness.spec.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
-SCHEMA = "2.0"  # of sweep.json
+SCHEMA = 2  # of sweep.json
 SWEEP_FORMAT = FileFormat(
     name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True
 )
+
+
+class _CellTexts(msgspec.Struct):
+    """The cells of a sweep, as JSON, which are those of its records."""
+
+    cells: list[msgspec.Raw]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,34 +175,31 @@ def recorded_folder(results: Results, name: str) -> SweepFolder:
     return folder
 
 
-def read_recorded_spec(results: Results, name: str, common: CommonParts | None = None) -> Sweep:
+def read_recorded_spec(results: Results, name: str) -> Sweep:
     """Read the sweep of that name as it was asked for when it ran.
 
-    Its cells are the objects of the records that are read with the same `common`.
     Raises BadInput, also if there is none of that name.
     """
-    return read_spec_in_place(results, recorded_folder(results, name), common)
+    return read_spec_in_place(results, recorded_folder(results, name))
 
 
-def read_spec(folder: SweepFolder, common: CommonParts | None = None) -> Sweep:
+def read_spec(folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder, wherever that is; raises BadFile."""
     path = folder.spec_path
     text = read_bytes(path, SWEEP_FORMAT)
     content = _spec_content(text, path)
     try:
-        if common is not None and isinstance(content.get("cells"), list):
-            content["cells"] = common.decode_cells(text)
+        cells = msgspec.json.decode(text, type=_CellTexts).cells
+        content["cells"] = [decode_part(Cell, bytes(cell)) for cell in cells]
         sweep: Sweep = decode_value(Sweep, content)
-    except ValueError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise SWEEP_FORMAT.invalid(path, error) from None
     return sweep
 
 
-def read_spec_in_place(
-    results: Results, folder: SweepFolder, common: CommonParts | None = None
-) -> Sweep:
+def read_spec_in_place(results: Results, folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
-    sweep = read_spec(folder, common)
+    sweep = read_spec(folder)
     if results.sweep_folder(sweep.name) != folder:
         problem = f"name: found {sweep.name!r}; allowed: that of the folder it is in"
         raise SWEEP_FORMAT.invalid(folder.spec_path, problem)
@@ -273,8 +278,7 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     First those that the last command asked for, in the order in which they run. Records that can't
     be read are left out and named. Raises BadInput for the sweep itself.
     """
-    common = CommonParts()
-    sweep = read_recorded_spec(results, name, common)
+    sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
     trial_ids = dict.fromkeys(trial.id for trial in sweep.trials())
     subfolders = folder.subfolders()
@@ -289,7 +293,7 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
             continue
         path = folder.trial_folder(trial_id).record_path
         try:
-            records.append(read_record(path, common))
+            records.append(read_record(path))
         except BadInput as error:
             if path.exists():  # else the trial has no record yet
                 unreadable.append(str(error))

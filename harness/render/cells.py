@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from harness.analysis.cells import varying_axes
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult
-from harness.analysis.scalars import over_trials, scalars
 from harness.analysis.scaling import scaling_shares
 from harness.analysis.sweep_result import SweepResult
+from harness.records.numbers import over_trials
 from harness.render import format as fmt
 from harness.render.table import Content, Ratio, Styled, Table
 from harness.spec.cell import ThroughputUnit
@@ -103,7 +103,7 @@ def cells_table(
 
 def _numbers(result: SweepResult, cell: CellResult) -> dict[str, float]:
     """Return the numbers of a cell over its done trials, by their names in MLflow."""
-    return over_trials([scalars(record) for record in result.done_records(cell.cell)])
+    return over_trials([record.numbers for record in result.done_records(cell.cell)])
 
 
 def _answers(

@@ -88,8 +88,7 @@ def _load_remarks(records: Sequence[Record]) -> list[str]:
     """
     loads: dict[str, list[float]] = {}  # by the block
     for record in records:
-        telemetry = record.ranks.across.telemetry
-        load = None if telemetry is None else telemetry.readings.get("load_per_core")
+        load = record.numbers.get("load_per_core")
         if record.status == "done" and load is not None:
             trial = record.trial
             block = f"seed {trial.seed}" + (f" repeat {trial.repeat}" if trial.repeat else "")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.scalars import clock_movement
 from harness.render.table import Look, Styled
 from harness.spec.axes import AXES, DEFAULTS
 from harness.spec.cell import LABEL_AXES, ThroughputUnit, axis_value, short_axis
@@ -121,13 +120,8 @@ def checkpoint_notes(record: Record) -> list[str]:
 
     All ranks are interrupted at the same step.
     """
-    across = record.ranks.across
-    notes = [interruption_note(interruption) for interruption in across.interruptions]
-    for refusal in across.refused_checkpoints:
-        notes.append(f"not resumed from {refusal}")
-    if across.saves is not None:
-        notes += across.saves.failed
-    return notes
+    notes = [interruption_note(interruption) for interruption in record.interruptions]
+    return [*notes, *record.checkpoint_problems]
 
 
 def stop_note(record: Record) -> str | None:
@@ -149,7 +143,7 @@ def stop_note(record: Record) -> str | None:
 
 def nondeterminism_notes(record: Record) -> list[str]:
     """Return what torch said of operations that may vary in a deterministic trial, each text once."""
-    return [f"may vary between runs: {note}" for note in record.ranks.across.may_vary]
+    return [f"may vary between runs: {note}" for note in record.may_vary]
 
 
 def is_contended(record: Record) -> bool:
@@ -159,10 +153,10 @@ def is_contended(record: Record) -> bool:
 
 def clock_movement_text(record: Record) -> str | None:
     """Return between which clocks a GPU of a trial trained, None if it stayed at one or is not known."""
-    movement, telemetry = clock_movement(record), record.ranks.across.telemetry
-    if telemetry is None or telemetry.sm_clock_range is None or (movement or 0) <= MOVING_CLOCK:
+    lowest = record.numbers.get("gpu_sm_clock_lowest_mhz")
+    highest = record.numbers.get("gpu_sm_clock_highest_mhz")
+    if not lowest or not highest or highest / lowest - 1 <= MOVING_CLOCK:
         return None
-    lowest, highest = (hertz / 1e6 for hertz in telemetry.sm_clock_range)
     return f"between {lowest:,.0f} and {highest:,.0f} MHz"
 
 

@@ -10,7 +10,6 @@ from rich.markup import escape
 from harness.analysis.parity import read_known_parity
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results, tracking_flag
-from harness.hardware.mfu import with_measured_peaks
 from harness.records.record import Record
 from harness.render import format as fmt
 from harness.render.cells import cells_table
@@ -43,7 +42,6 @@ def show_results(
     """
     console = TerminalConsole()
     folder = results.sweep_folder(sweep.name)
-    records = with_measured_peaks(records, results.peaks)
     result = SweepResult.of_records(sweep, records)
     names = fmt.cell_names(result.all_cells, with_workload=True)
     short_names = fmt.cell_names(result.all_cells)

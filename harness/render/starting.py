@@ -49,7 +49,7 @@ def show_first_sweep(
 
 def _describe_trial(record: Record) -> str:
     """Return how many steps the trial has trained, and how fast."""
-    steps = 0 if record.loss is None else record.loss.count
+    steps = 0 if record.loss is None else len(record.loss)
     text = f"{counted(steps, 'step')} in {duration(record.ended - record.started)}"
     if record.summary is not None and record.summary.throughput is not None:
         rate = samples_per_second(record.summary.throughput)

@@ -15,7 +15,6 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from harness.core.text import counted
-from harness.records.goodput import Goodput
 from harness.render.console import TerminalConsole, as_rich, print_json, show_table, styled
 from harness.render.format import STATUS_LOOKS
 from harness.render.table import Content, Look, Styled, Table
@@ -52,13 +51,10 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     trial is printed with all that is known of it.
     """
     if as_json:
-        goodput = None
-        if status.goodput is not None:
-            goodput = asdict(status.goodput)
         content = {
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
-            "goodput": goodput,
+            "ettr": status.ettr,
             "trials": list(map(asdict, status.trials)),
         }
         print_json(content)
@@ -72,8 +68,8 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     if rows:
         show_table(console, trial_table(rows))
     console.print_markup(headline(status))
-    if status.goodput is not None:
-        console.print_markup(goodput_line(status.goodput))
+    if status.ettr is not None:
+        console.print_text(f"{status.ettr:.1%} of the wall time of finished trials trained (ETTR)")
 
 
 def show_summary(statuses: Sequence[SweepStatus]) -> None:
@@ -217,11 +213,6 @@ def cell_table(trials: Sequence[TrialState]) -> Table:
             row.append(Styled(f"{count:,}" if count else "", STATE_LOOKS[state]))
         table.add_row(*row)
     return table
-
-
-def goodput_line(spent: Goodput) -> str:
-    """Return how much of the wall time trained."""
-    return f"{spent.share:.1%} of the wall time of finished trials trained (ETTR)"
 
 
 def headline(status: SweepStatus) -> str:

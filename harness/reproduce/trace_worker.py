@@ -11,7 +11,6 @@ import numpy as np
 
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
-from harness.records.series import Series
 from harness.records.trace import read_recording, trace_path
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training.build import build_trial
@@ -36,4 +35,4 @@ def trace_rank(
             trainer = Trainer(parts, state, recorder)
             trainer.run(min(recording.last_step, parts.total_steps))
         del parts, trainer, recorder  # the process group ends after them
-    return replace(entered, loss=Series.pack(np.asarray(state.losses, dtype=np.float32)))
+    return replace(entered, loss=np.asarray(state.losses, dtype=np.float32))

@@ -13,7 +13,7 @@ from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 
-SCHEMA = "4.0"
+SCHEMA = 4
 EXPORT_FORMAT = FileFormat(
     name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )
@@ -61,7 +61,7 @@ class ExportedModel:
 class TrialExport:
     """The exports of a trial that one command has made."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     trial: str  # its id
     at: Moment  # when it was written
     step: Number  # of the checkpoint, whose parameters are exported

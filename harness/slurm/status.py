@@ -25,8 +25,7 @@ from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.hang import RankEvidence, name_hang
 from harness.launch.retries import failures_of, is_retried, last_saved_at
 from harness.launch.watchdog import STALE_SECONDS
-from harness.records.files import RECORD_FORMAT, CommonParts, read_record
-from harness.records.goodput import Goodput, goodput, total
+from harness.records.files import RECORD_FORMAT, read_record
 from harness.records.record import Failure, Record, Status
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import saves_at_intervals
@@ -57,7 +56,8 @@ class RecordHeader:
     detail: str  # why it failed or is invalid
     started: float = 0.0  # seconds since the epoch
     failures: Sequence[Failure] = ()  # of all attempts, the oldest first
-    goodput: Goodput | None = None  # None unless the trial has come to its end
+    wall_seconds: float = 0.0  # of all attempts; 0 unless the trial has come to its end
+    trained_seconds: float = 0.0  # of these
     saves: bool = False  # at intervals
     saved_at: float = 0.0  # when it was last, since the epoch, where it failed; 0 if never
 
@@ -129,7 +129,8 @@ class SweepStatus:
 
     sweep: Sweep
     trials: Sequence[TrialState]
-    goodput: Goodput | None = None  # of the trials that have come to their end; None without any
+    # The share of wall time that trained, of the trials that have come to their end; None without any.
+    ettr: float | None = None
     slurm_error: str | None  # why Slurm could not be asked; None where nothing depends on it
 
     @property
@@ -322,13 +323,10 @@ def _running(trial: Trial, files: TrialFiles, job: QueuedJob | None = None) -> T
     )
 
 
-def read_statuses(
-    sweeps: Sequence[tuple[Sweep, SweepFolder]], common: CommonParts | None = None
-) -> list[SweepStatus]:
+def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
     """Read the folders of the sweeps, and ask Slurm once if any of them was ever submitted.
 
-    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it. `common`
-    is what the sweeps were read with, if they were (`read_recorded_spec`).
+    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it.
 
     Raises BadInput for a file that can't be read.
     """
@@ -346,7 +344,7 @@ def read_statuses(
         slurm_error = str(error)
     statuses = []
     for (sweep, sweep_folder), submitted in zip(sweeps, submissions_by_sweep, strict=True):
-        status = _read_status(sweep, sweep_folder, submitted, queue, common or CommonParts())
+        status = _read_status(sweep, sweep_folder, submitted, queue)
         is_open = any(trial.state in OPEN_STATES for trial in status.trials)
         if submitted and is_open:
             status = replace(status, slurm_error=slurm_error)
@@ -359,7 +357,6 @@ def _read_status(
     sweep_folder: SweepFolder,
     submitted: Sequence[Submission],
     queue: Sequence[QueuedJob] | None,
-    common: CommonParts,
 ) -> SweepStatus:
     """Read the folder of one sweep; `queue` is None where Slurm does not answer."""
     # Jobs may still have trials that an earlier version of the sweep file asked for.
@@ -376,7 +373,7 @@ def _read_status(
     for trial_id, trial in trials.items():
         if trial_id in present:
             trial_folder = sweep_folder.trial_folder(trial_id)
-            files[trial_id] = read_trial_files(trial_folder, trial, common)
+            files[trial_id] = read_trial_files(trial_folder, trial)
     local_run_since = None
     if is_locked(sweep_folder):  # by a `harness run`, and the file is as old as the run
         local_run_since = _modified_at(sweep_folder.lock_path)
@@ -389,10 +386,11 @@ def _read_status(
         local_run_since=local_run_since,
     )
     headers = [entry.record for entry in files.values() if entry.record is not None]
+    wall = sum(header.wall_seconds for header in headers)
     return SweepStatus(
         sweep=sweep,
         trials=_without_earlier(rows, trials, sweep, slurm_answers=queue is not None),
-        goodput=total(header.goodput for header in headers if header.goodput is not None),
+        ettr=sum(header.trained_seconds for header in headers) / wall if wall else None,
         slurm_error=None,
     )
 
@@ -415,12 +413,8 @@ def _without_earlier(
     return shown
 
 
-def read_trial_files(
-    trial_folder: TrialFolder, trial: Trial, common: CommonParts | None = None
-) -> TrialFiles:
+def read_trial_files(trial_folder: TrialFolder, trial: Trial) -> TrialFiles:
     """Read what counts for the status from the folder of a trial.
-
-    `common` is that of the records of its sweep (`read_record`).
 
     Heartbeats are read only of a trial that has not reported for a while, so that what is read does
     not grow with the number of ranks.
@@ -434,7 +428,7 @@ def read_trial_files(
     try:
         stat = path.stat()
         recorded_at = stat.st_mtime_ns
-        record = _read_header(path, stat, common)
+        record = _read_header(path, stat)
     except FileNotFoundError:
         pass  # the trial has no record yet
     except BadInput as error:
@@ -461,7 +455,7 @@ def read_trial_files(
 _headers_by_path: dict[Path, tuple[os.stat_result, RecordHeader]] = {}
 
 
-def _read_header(path: Path, stat: os.stat_result, common: CommonParts | None) -> RecordHeader:
+def _read_header(path: Path, stat: os.stat_result) -> RecordHeader:
     """Return what the status shows of a record; it is read again only when its file has changed."""
     previous = _headers_by_path.get(path)
     if previous is not None:
@@ -469,7 +463,7 @@ def _read_header(path: Path, stat: os.stat_result, common: CommonParts | None) -
         is_same_file = previous_stat.st_ino == stat.st_ino
         if is_same_file and previous_stat.st_ctime_ns == stat.st_ctime_ns:
             return header
-    header = _summary(read_record(path, common), path)
+    header = _summary(read_record(path), path)
     _headers_by_path[path] = (stat, header)
     return header
 
@@ -479,13 +473,15 @@ def _summary(record: Record, path: Path) -> RecordHeader:
     detail = "; ".join(record.violations)
     if record.failure is not None:
         detail = str(record.failure)
+    wall = record.numbers.get("wall_s", 0.0)
     header = RecordHeader(
         status=record.status,
         attempt=record.attempt,
         started=record.started,
         detail=one_line(detail),
         failures=failures_of(record),
-        goodput=goodput(record),
+        wall_seconds=wall,
+        trained_seconds=wall * record.numbers.get("ettr", 0.0),
     )
     if record.status != "failed" or not saves_at_intervals(record):
         return header

@@ -32,7 +32,7 @@ from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = "4.0"  # of submission.json; `harness.records.decode` says what the numbers mean
+SCHEMA = 4  # of submission.json
 SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,
@@ -63,7 +63,7 @@ class SubmittedJob:
 class Submission:
     """The content of `submission.json`, and whether its jobs were cancelled."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     id: str = field(default_factory=_new_id)
     created_at: float = field(default_factory=time.time)  # seconds since the epoch
     user: str = field(default_factory=lambda: user_name(os.getuid()))  # who ran it

@@ -42,7 +42,7 @@ def staging(folder: Path) -> Iterator[Path]:
 def collect_files(record: Record, trial_folder: TrialFolder, target: Path) -> None:
     """Write the files that go with a trial's run into the folder `target`.
 
-    They are the record (`recall` reads it back), the environment, the end of the launcher's log, of
+    They are the record, the environment, the end of the launcher's log, of
     rank 0's and of that of the rank that failed, and what the profiler left.
     """
     copy_record(trial_folder.record_path, target)

@@ -18,15 +18,8 @@ import numpy as np
 
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import UNRECORDED, CellResult, rounded
-from harness.analysis.scalars import (
-    RATES,
-    distinct_names,
-    metric_name,
-    over_trials,
-    scalars,
-    target_name,
-)
 from harness.analysis.sweep_result import SweepResult
+from harness.records.numbers import RATES, distinct_names, metric_name, over_trials, target_name
 from harness.records.record import Evaluation, Record, Status
 from harness.render.findings import conclusions, remarks
 from harness.render.format import cell_names, checkpoint_notes, nondeterminism_notes, stop_note
@@ -99,7 +92,7 @@ def trial_contents(record: Record, *, cell_name: str = "", repeats: int) -> RunC
         number += f" repeat {trial.repeat}"
     ended = _milliseconds(record.ended)
     metrics = []
-    for metric, value in scalars(record).items():
+    for metric, value in record.numbers.items():
         metrics.append(Metric(metric, value, ended, 0))
     metrics += curves(record)
     return RunContents(
@@ -156,7 +149,7 @@ def cell_contents(
     where it was not measured.
     """
     cell = cell_result.cell
-    done = [scalars(record) for record in records if record.status == "done"]
+    done = [record.numbers for record in records if record.status == "done"]
     numbers = over_trials(done)
     metrics = _answers(result, cell_result)
     for metric in CELL_METRICS:
@@ -337,8 +330,8 @@ def curves(record: Record) -> list[Metric]:
 
     times = _step_times(record)
     points = []
-    if record.loss is not None:
-        loss = record.loss.unpack()
+    loss = record.loss
+    if loss is not None:
         reported = np.flatnonzero(~np.isnan(loss))
         for position in evenly_spaced(len(reported), CURVE_POINTS):
             index = int(reported[position])
@@ -356,7 +349,7 @@ def curves(record: Record) -> list[Metric]:
 
 def _evaluation_names(record: Record) -> dict[str, str]:
     """Return the names in MLflow of all metrics that were evaluated."""
-    used_names = {"loss", *scalars(record)}
+    used_names = {"loss", *record.numbers}
     names: dict[str, str] = {}
     for evaluation in _evaluations(record):
         for metric in evaluation.all_metrics:
@@ -385,13 +378,12 @@ def _step_times(record: Record) -> list[int]:
     """
     evaluations = _evaluations(record)
     steps = max([0, *(evaluation.step for evaluation in evaluations)])
-    if record.loss:
-        steps = max(steps, record.loss.count)
+    measured = [rank.step_seconds for rank in record.ranks if rank.step_seconds is not None]
+    if record.summary is not None:
+        steps = max(steps, len(measured[0]))
     seconds = np.zeros(steps + 1)
-    for rank in record.ranks:
-        if rank.step_seconds:
-            seconds[1 : rank.step_seconds.count + 1] = rank.step_seconds.unpack()[:steps]
-            break
+    if measured:
+        seconds[1 : len(measured[0]) + 1] = measured[0][:steps]
     for evaluation in evaluations:
         if evaluation.step < steps:  # the time of an evaluation counts for the step after it
             seconds[evaluation.step + 1] += evaluation.seconds or 0.0

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.scalars import RATES, metric_name, target_name
 from harness.analysis.sweep_result import SweepResult
+from harness.records.numbers import RATES, metric_name, target_name
 from harness.render.format import cell_names, common_unit
 from harness.tracking.contents import CELL_METRICS, DESCRIPTION_TAG, text_digest
 

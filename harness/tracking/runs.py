@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.scalars import is_scalar, metric_name
 from harness.core.paths import SweepFolder
 from harness.records.files import read_record
+from harness.records.numbers import is_number, metric_name
 from harness.serving.record import read_export
 from harness.spec.cell import WorkloadRef
 from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging
@@ -288,7 +288,7 @@ class SweepRuns:
 
 def _is_ours(metric: str) -> bool:
     """Return whether a metric is one that the harness logs on runs of cells and sweeps."""
-    return metric.startswith(("harness.", "trials_", "cells_")) or is_scalar(metric)
+    return metric.startswith(("harness.", "trials_", "cells_")) or is_number(metric)
 
 
 def _description_tags(present: Mapping[str, str], description: str | None) -> dict[str, str]:

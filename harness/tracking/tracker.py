@@ -1,4 +1,4 @@
-"""Delivers records to MLflow and recalls them.
+"""Delivers records to MLflow.
 
 A record is on disk before it is delivered, so that a store that is down costs no trial: the same
 delivery can be made later. What was delivered already is asked of MLflow itself.
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.parity import SweepParity, read_known_parity
-from harness.analysis.selection import Named
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.locks import lock_file
@@ -31,7 +30,6 @@ from harness.tracking.connect import (
     CONNECT_TIMEOUT,
     StoreLocked,
     TrackerDown,
-    check_exists,
     check_uri,
     connect,
     errors_in_one_line,
@@ -46,7 +44,6 @@ from harness.tracking.contents import (
     text_digest,
 )
 from harness.tracking.pages import PLANNED_TAG, VIEW_TAG, experiment_tags, page
-from harness.tracking.recall import recall_run
 from harness.tracking.runs import FILES_TAG, KnownRun, SweepRuns
 
 # What a delivery imports sooner or later.
@@ -227,17 +224,6 @@ class Tracker:
         for experiment in experiments:
             addresses[experiment.name] = page(experiment.experiment_id, base=base)
         return addresses
-
-    def recall(self, run_id: str) -> Named:
-        """Return the records that a run was made from.
-
-        For a trial's run its own record, for a cell's or a sweep's run those of all its trials.
-
-        Raises BadInput for a run that has no record of this schema, or that cannot be read.
-        """
-        check_exists(self.uri)
-        with quiet(), errors_in_one_line(self.uri, f"does not give run {run_id}", BadInput):
-            return recall_run(self._connect(), run_id)
 
     def _connect(self) -> MlflowClient:
         """Return the client, made once: the first use of a database takes seconds."""

@@ -29,7 +29,7 @@ from harness.training.state import TrainingState
 if TYPE_CHECKING:
     from harness.training.build import TrialParts
 
-SCHEMA = "4.0"
+SCHEMA = 4
 FORMAT = FileFormat(name="seal of the best weights", schema=SCHEMA, is_sealed=True)
 WEIGHTS_FILE, REST_FILE, SEAL_FILE = "model.safetensors", "rest.pt", "seal.json"
 
@@ -38,7 +38,7 @@ WEIGHTS_FILE, REST_FILE, SEAL_FILE = "model.safetensors", "rest.pt", "seal.json"
 class BestSeal:
     """The content of `seal.json`."""
 
-    schema: str = SCHEMA
+    schema: int = SCHEMA
     trial: str
     step: int  # optimizer steps done
     files: Mapping[str, str]  # SHA-256 of each file

@@ -42,7 +42,7 @@ from harness.training.strategies.base import Strategy
 from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
 
-SEAL_SCHEMA = "4.0"
+SEAL_SCHEMA = 4
 SEAL_FORMAT = FileFormat(name="checkpoint's seal", schema=SEAL_SCHEMA, is_sealed=True)
 KEPT = 2  # checkpoints of a folder, where nothing else is said
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
@@ -53,7 +53,7 @@ PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
 class RankSeal:
     """The content of `rank<R>.seal`."""
 
-    schema: str = SEAL_SCHEMA
+    schema: int = SEAL_SCHEMA
     size: int  # bytes of the rank's file
     sha256: str
     conditions: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
 from harness.records.record import Compiled, Evaluation, Interruption, Saves, StepFingerprint
-from harness.records.series import Series
 from harness.training.order import OrderDigest
 
 COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
@@ -110,10 +109,10 @@ class TrainingState:
         step_phases = {}
         for name, seconds in self.step_phases.items():
             if not np.isnan(seconds).all():
-                step_phases[name] = Series.pack(np.asarray(seconds, dtype=np.float32))
+                step_phases[name] = np.asarray(seconds, dtype=np.float32)
         return {
-            "loss": Series.pack(np.asarray(self.losses, dtype=np.float32)),
-            "step_seconds": Series.pack(np.asarray(self.step_seconds, dtype=np.float64)),
+            "loss": np.asarray(self.losses, dtype=np.float32),
+            "step_seconds": np.asarray(self.step_seconds, dtype=np.float64),
             "step_phases": step_phases,
             "refilled_steps": list(self.refilled_steps),
             "interruptions": list(self.interruptions),

@@ -36,7 +36,7 @@ from harness.core.errors import (
 from harness.core.paths import TrialFolder
 from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
-from harness.records.files import write_record
+from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult
 from harness.spec.files import check_files
 from harness.training.build import TrialParts, build_trial
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = replace(entered, failure=failure, fingerprints=fingerprints, **state.result())
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
-        write_record(folder.result_path(ranks.rank), result, durable=False)
+        write_rank_result(folder.result_path(ranks.rank), result)
     except StorageError:
         with suppress(OSError):  # of a log on the same disk
             traceback.print_exc()

@@ -23,10 +23,9 @@ from harness.analysis.result import CellResult, TrialResult, of_trial
 from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
-from harness.records.across import in_memory_ranks
 from harness.records.company import Lane
 from harness.spec.cell import Trial
-from tests.factories import make_cell, make_record
+from tests.factories import make_cell, make_record, with_ranks
 from tests.support.results import make_result
 from tests.support.sweeps import load
 
@@ -164,7 +163,7 @@ def test_nodes_of_a_trial_are_known_if_the_header_has_all(
     assert record.summary is not None
     ranks = [replace(rank, host=host) for rank, host in zip(record.ranks, "pq", strict=True)]
     summary = replace(record.summary, node_seconds=node_seconds)
-    record = replace(record, ranks=in_memory_ranks(ranks), summary=summary)
+    record = with_ranks(record, ranks, summary=summary)
     assert of_trial(record).trials[0].nodes == nodes
 
 

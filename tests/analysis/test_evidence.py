@@ -14,24 +14,22 @@ from harness.analysis.evidence import (
     compare_evidence,
     evidence_of_record,
 )
-from harness.records.across import in_memory_ranks
-from harness.records.record import RankFingerprints, Record, StepFingerprint
-from harness.records.series import Numbers, Series
-from tests.factories import make_cell, make_record
+from harness.records.record import Numbers, RankFingerprints, Record, StepFingerprint
+from tests.factories import make_cell, make_record, with_ranks
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 
 
 def with_losses(record: Record, rank: int, losses: Numbers) -> Record:
     ranks = list(record.ranks)
-    ranks[rank] = replace(ranks[rank], loss=Series.pack(losses))
-    return replace(record, ranks=in_memory_ranks(ranks))
+    ranks[rank] = replace(ranks[rank], loss=losses)
+    return with_ranks(record, ranks)
 
 
 def losses_of(rank: int) -> Numbers:
     series = RECORD.ranks[rank].loss
     assert series is not None
-    return series.unpack().copy()
+    return series.copy()
 
 
 def next_float(losses: Numbers, step: int, times: int = 1) -> Numbers:
@@ -50,7 +48,7 @@ def fingerprinted(record: Record, digests: dict[str, str], step: int) -> Record:
         steps=[StepFingerprint(step=step, digests=digests)], file="f", file_digest="0"
     )
     ranks = [replace(result, fingerprints=fingerprints) for result in record.ranks]
-    return replace(record, ranks=in_memory_ranks(ranks))
+    return with_ranks(record, ranks)
 
 
 def agreement(again: Record, recorded: Record = RECORD, exact: Sequence[Record] = ()) -> Agreement:
@@ -142,7 +140,7 @@ def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
         for rank in (0, 1):
             series = record.ranks[rank].loss
             assert series is not None
-            losses = series.unpack().copy()
+            losses = series.copy()
             losses[np.arange(len(losses)) % 10 != 9] = np.nan
             record = with_losses(record, rank, losses)
         return record
@@ -158,7 +156,7 @@ def test_a_run_in_double_precision_may_go_on_where_the_trial_has_stopped() -> No
         for rank in (0, 1):
             series = record.ranks[rank].loss
             assert series is not None
-            record = with_losses(record, rank, series.unpack()[:10])
+            record = with_losses(record, rank, series[:10])
         return record
 
     recorded, again = stopped(scaled(0.99)), stopped(scaled(1.01))

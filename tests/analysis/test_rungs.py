@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.utils import same
 
 from harness.analysis import rungs
-from harness.records.series import Numbers
+from harness.records.record import Numbers
 
 
 def test_the_first_difference_is_of_bits() -> None:

@@ -76,35 +76,11 @@ def test_every_form_of_a_name(results: Results) -> None:
     cell, trial = sweep.cells[0], sweep.trials()[0]
     sweep_counts, cell_counts, trial_counts = (2, 6), (1, 3), (1, 1)
     assert counts(results, "one", "results/runs/one") == [sweep_counts, sweep_counts]
-    assert (
-        counts(results, cell.id, cell.label, f"one/{cell.id}", f"one/{cell.label}")
-        == [cell_counts] * 4
-    )
+    assert counts(results, cell.id) == [cell_counts]
     folder = results.sweep_folder("one").trial_folder(trial.id)
     assert (
-        counts(results, trial.id, f"one/{trial.id}", str(folder.record_path), str(folder.path))
-        == [trial_counts] * 4
+        counts(results, trial.id, str(folder.record_path), str(folder.path)) == [trial_counts] * 3
     )
-
-
-@pytest.mark.parametrize("sweep_name", ["one", "team/one"])
-@pytest.mark.parametrize("value", ["/tmp/a", "a" * 300])
-def test_a_label_that_is_no_path(results: Results, sweep_name: str, value: str) -> None:
-    """It has slashes, or is longer than the name of a file may be; and so may the sweep's name be."""
-    sweep = write_run(results, sweep_name, keys={"matrix": {"env.CACHE": [value, "/tmp/b"]}})
-    cell = sweep.cells[0]
-    assert value in cell.label
-    assert counts(results, cell.label, f"{sweep_name}/{cell.label}") == [(1, 3)] * 2
-    with pytest.raises(BadInput, match="found 3 trials; allowed: one"):
-        find_trial(results, cell.label)
-    record, folder = find_trial(results, cell.label, best=True)
-    assert folder == results.sweep_folder(sweep_name).trial_folder(record.trial.id).path
-
-
-def test_the_longest_name_of_a_sweep_counts(results: Results) -> None:
-    cell = write_run(results, "team/one").cells[0]
-    write_run(results, "team", keys={"matrix": {"batch_size": [128]}})
-    assert counts(results, f"team/one/{cell.id}") == [(1, 3)]
 
 
 def test_trials_that_never_ran_are_counted(results: Results) -> None:
@@ -133,26 +109,13 @@ def test_cells_are_in_the_order_of_the_sweep(results: Results) -> None:
     assert "faster" in line, "bf16, which takes half the time, is compared with fp32"
 
 
-def test_baselines_by_keyword_hardware_and_path(results: Results) -> None:
+def test_baselines_by_keyword_and_path(results: Results) -> None:
     write_run(results, "one")
     (side,) = select(results, ["one"])
     saved = baseline.save(results, side.cells)
     folder = saved[0].path.parent
     assert counts(results, "baseline", "one") == [(2, 6), (2, 6)]
-    assert counts(results, f"baseline:{folder.name}", str(folder), str(saved[0].path)) == [
-        (2, 6),
-        (2, 6),
-        (1, 3),
-    ]
-
-
-@pytest.mark.parametrize("hardware", ["/", "*", "a**", ""])
-def test_hardware_is_a_name_and_no_pattern(results: Results, hardware: str) -> None:
-    write_run(results, "one")
-    (side,) = select(results, ["one"])
-    baseline.save(results, side.cells)
-    with pytest.raises(BadInput, match=r"found no baseline of .*; allowed: Test-CPU-2-cores; harn"):
-        select(results, [f"baseline:{hardware}", "one"])
+    assert counts(results, str(folder), str(saved[0].path)) == [(2, 6), (1, 3)]
 
 
 def test_baselines_of_another_sweep_do_not_count(results: Results) -> None:
@@ -178,9 +141,7 @@ def test_the_baseline_of_a_cell_that_the_sweep_has_lost_is_missing(results: Resu
 def test_a_cell_of_two_sweeps_is_ambiguous(results: Results) -> None:
     cell = write_run(results, "one").cells[0]
     write_run(results, "two")
-    with pytest.raises(
-        BadInput, match=f"found in the sweeps one, two; allowed: one/{cell.id} or two/{cell.id}"
-    ):
+    with pytest.raises(BadInput, match="found in the sweeps one, two; allowed: a path in one"):
         select(results, [cell.id])
 
 
@@ -188,7 +149,7 @@ def test_an_unknown_name_gets_the_nearest_and_all_forms(results: Results) -> Non
     write_run(results, "nightly")
     with pytest.raises(
         BadInput,
-        match=r"nigthly: nothing of that name in .*; did you mean 'nightly'.*; allowed: a sweep",
+        match=r"nigthly: nothing of that name in .*; did you mean 'nightly'\? allowed: a sweep",
     ):
         select(results, ["nigthly"])
     with pytest.raises(BadInput, match="nightly/mlp: nothing of that name"):
@@ -255,12 +216,12 @@ def test_a_baseline_of_another_schema_is_an_error(results: Results) -> None:
     assert harness("baseline", "one").code == 0
     for path in baseline.files(results):
         path.write_text(
-            path.read_text(encoding="utf-8").replace(f'"schema": "{SCHEMA}"', '"schema": "9.0"'),
+            path.read_text(encoding="utf-8").replace(f'"schema": {SCHEMA}', '"schema": 9'),
             encoding="utf-8",
         )
     command = harness("compare", "baseline", "one")
     assert (command.code, command.out) == (2, "")
-    assert 'schema: found "9' in command.err
+    assert "schema: found 9" in command.err
 
 
 def compared(*arguments: str) -> CommandResult:
@@ -322,7 +283,7 @@ def test_effects_of_an_axis(results: Results) -> None:
 
 def test_effects_of_one_cell_are_refused(results: Results) -> None:
     sweep = write_run(results, "one")
-    command = compared(f"one/{sweep.cells[0].id}", "--effects")
+    command = compared(sweep.cells[0].id, "--effects")
     assert (command.code, command.out) == (2, "")
     assert "too few trials to tell effects from noise" in command.err
 
@@ -342,7 +303,7 @@ def test_json_output(results: Results) -> None:
 def test_a_single_trial_has_no_interval_and_no_verdict(results: Results) -> None:
     trial = write_run(results, "one").trials()[0].id
     write_run(results, "two", started=1.8e9)
-    command = compared(f"one/{trial}", f"two/{trial}", "--json")
+    command = compared(f"results/runs/one/{trial}", f"results/runs/two/{trial}", "--json")
     speed = json.loads(command.out)["cells"][0]["metrics"][0]
     assert (command.code, speed["verdict"], speed["low"], speed["high"]) == (
         3,
@@ -391,7 +352,7 @@ def test_a_baseline_says_nothing_of_its_own_trials(results: Results) -> None:
 
 def test_a_baseline_of_one_session_warns(results: Results) -> None:
     sweep = write_run(results, "one")
-    command = harness("baseline", f"one/{sweep.trials()[0].id}")
+    command = harness("baseline", sweep.trials()[0].id)
     assert "1 of 3 sessions that a verdict on speed takes" in command.out
 
 

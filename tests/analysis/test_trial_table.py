@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.analysis.scalars import scalars
 from harness.analysis.trial_table import trial_row
 from harness.records.code import Repository
 from harness.records.record import TargetMetric
-from tests.factories import make_record
+from tests.factories import make_record, with_ranks
 
 
 def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
@@ -17,8 +16,8 @@ def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
     assert record.rank0 is not None
     target = TargetMetric(name="loss", higher_is_better=False)
     summary = replace(record.summary, final_loss=0.5, final_metric=0.7, best_metric=0.6)
-    record = replace(record, summary=summary, rank0=replace(record.rank0, target=target))
-    numbers = scalars(record)
+    rank0 = replace(record.rank0, target=target)
+    numbers = with_ranks(record, summary=summary, rank0=rank0).numbers
     assert (numbers["final_loss"], numbers["final_test_loss"]) == (0.5, 0.7)
     assert numbers["best_test_loss"] == 0.6
     assert "best_loss" not in numbers
@@ -27,10 +26,10 @@ def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
 def test_a_throughput_in_steps_has_a_name_of_its_own() -> None:
     record = make_record()
     assert record.summary is not None
-    in_steps = replace(record, summary=replace(record.summary, throughput_unit="steps/s"))
-    assert "throughput_samples_per_s" not in scalars(in_steps)
-    assert scalars(in_steps)["throughput_steps_per_s"] == record.summary.throughput
-    assert "throughput_steps_per_s" not in scalars(record)
+    in_steps = with_ranks(record, summary=replace(record.summary, throughput_unit="steps/s"))
+    assert "throughput_samples_per_s" not in in_steps.numbers
+    assert in_steps.numbers["throughput_steps_per_s"] == record.summary.throughput
+    assert "throughput_steps_per_s" not in record.numbers
 
 
 def test_the_commit_is_that_of_the_users_repository() -> None:

@@ -88,7 +88,7 @@ def test_recorded_and_evaluated_losses_are_those_of_one_process(records: list[Re
     for record in records:
         assert record.loss is not None
         assert record.rank0 is not None
-        losses.append(record.loss.unpack())
+        losses.append(record.loss)
         evaluated.append([done.metrics["loss"] for done in record.rank0.evaluations])
     for index in range(1, len(records)):
         np.testing.assert_allclose(losses[index], losses[0], rtol=1e-6)

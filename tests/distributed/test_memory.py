@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.records.across import training_bytes
+from harness.measure.numbers import training_bytes
 from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 

@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.paths import Results, TrialFolder
 from harness.records.record import Record
+from tests.factories import same_loss
 from tests.support.running import by_label, line_sweep, run
 
 pytestmark = pytest.mark.distributed
@@ -50,7 +51,7 @@ def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
     assert len(list(traces)) == len(record.ranks)
     for rank in record.ranks:
         assert rank.loss is not None
-        assert rank.loss.count == 6
+        assert len(rank.loss) == 6
         assert rank.phases["profile"] > 0
         path = trial_folder(folder, record).trace_path(rank.rank)
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -70,7 +71,7 @@ def test_a_profile_changes_nothing_that_is_recorded(
     assert plain.rank0 is not None
     assert profiled.rank0 is not None
     assert profiled.trial.id == plain.trial.id
-    assert profiled.loss == plain.loss
+    assert same_loss(profiled, plain)
     assert profiled.order_digest == plain.order_digest
     assert profiled.rank0.parameter_digest == plain.rank0.parameter_digest
     assert not trial_folder(tmp_path, plain).trace_folder.exists()

@@ -67,7 +67,7 @@ def test_ctrl_c_saves_all_and_resumed_trials_end_with_the_bits_of_lone_ones(tmp_
 
     records = run(beside, parallel="auto")
     assert {record.status for record in records} == {"done"}
-    assert [len(record.ranks.across.interruptions) for record in records] == [1, 1]
+    assert [len(record.interruptions) for record in records] == [1, 1]
     lanes = set()
     for record in records:
         assert record.lane.count == 2

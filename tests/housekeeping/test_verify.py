@@ -17,8 +17,7 @@ from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
-from harness.records.across import in_memory_ranks
-from harness.records.files import remove_unused_columns, write_record
+from harness.records.files import remove_unused_arrays, write_record
 from harness.records.record import RankFingerprints, Record
 from harness.serving.record import (
     ExportedModel,
@@ -27,7 +26,7 @@ from harness.serving.record import (
     write_export,
 )
 from harness.training.best import write_best
-from tests.factories import make_machine, make_record, write_sweep
+from tests.factories import make_machine, make_record, with_ranks, write_sweep
 from tests.support.parity import make_parity
 
 
@@ -43,9 +42,9 @@ def folder(tmp_path: Path) -> SweepFolder:
     path.write_text("marks", encoding="utf-8")
     digest = hashlib.sha256(b"marks").hexdigest()
     fingerprints = RankFingerprints(steps=[], file="fingerprints/rank0.jsonl", file_digest=digest)
-    ranks = in_memory_ranks([replace(first.ranks[0], fingerprints=fingerprints)])
-    write_record(trial_folder.record_path, replace(first, ranks=ranks))
-    remove_unused_columns(trial_folder.path)
+    ranks = [replace(first.ranks[0], fingerprints=fingerprints)]
+    write_record(trial_folder.record_path, with_ranks(first, ranks))
+    remove_unused_arrays(trial_folder.path)
     return folder
 
 

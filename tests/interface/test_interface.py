@@ -14,17 +14,16 @@ import pytest
 
 import harness
 from harness.analysis import baseline
-from harness.analysis.scalars import SCALARS
 from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
 from harness.core.paths import Results
 from harness.interface import running
 from harness.interface.data import SweepData
 from harness.launch.runner import Runner
-from harness.records.across import in_memory_ranks
+from harness.records.numbers import NUMBERS
 from harness.records.store import write_spec
 from harness.spec.axes import AXES
 from harness.spec.sweep import Sweep
-from tests.factories import make_record, write_trial
+from tests.factories import make_record, with_ranks, write_trial
 from tests.interface.test_running import UndeliveredRun
 from tests.support.commands import harness as command
 from tests.support.sweeps import load
@@ -52,7 +51,7 @@ def test_trials_have_typed_columns(demo: Sweep) -> None:
 
 def test_no_axis_has_the_name_of_another_column() -> None:
     fixed = [column.name for column in (*IDENTITY, *COURSE, *ORIGIN)]
-    names = [*fixed, *AXES, *(row.name for row in SCALARS)]
+    names = [*fixed, *AXES, *(row.name for row in NUMBERS)]
     assert len(set(names)) == len(names)
 
 
@@ -159,7 +158,7 @@ def test_steps_are_those_of_every_rank_and_of_failed_trials_too(tmp_path: Path) 
     write_trial(folder, done)
     failed = make_record(sweep.cells[0], seed=1, status="failed")
     partial = replace(failed.ranks[0], step_seconds=done.ranks[0].step_seconds)
-    write_trial(folder, replace(failed, ranks=in_memory_ranks([partial, failed.ranks[1]])))
+    write_trial(folder, with_ranks(failed, [partial, failed.ranks[1]]))
     write_spec(sweep, folder)
     data = harness.load("demo", results.path)
     assert repr(data) == "demo: 2 trials of 1 cell, 1 done, 1 failed"

@@ -13,7 +13,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watchdog
 from harness.launch.hang import MISSED_BEATS
 from harness.launch.watchdog import Verdict, Watchdog
-from harness.records.files import write_record
+from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult
 from harness.records.running import (
     Heartbeat,
@@ -43,7 +43,7 @@ class Watched:
     def end_rank(self, rank: int, failure: Failure | None = None) -> None:
         """Leave the result of a rank."""
         result = RankResult(rank=rank, host="n1", pid=7, entered_at=1.0, failure=failure)
-        write_record(self.folder.result_path(rank), result)
+        write_rank_result(self.folder.result_path(rank), result)
 
     def beat(self, rank: int, *, in_step: bool = False) -> None:
         """Leave a heartbeat of a rank."""

@@ -9,7 +9,7 @@ import torch
 
 from harness.measure import memory
 from harness.measure.memory import PeakMemory
-from harness.records.across import training_bytes
+from harness.measure.numbers import training_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -9,7 +9,6 @@ import pytest
 
 from harness.measure.summary import find_window, summarize
 from harness.records.record import Interruption, RankResult, SlowestRank, Summary
-from harness.records.series import Series
 from tests.factories import make_cell, make_record
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=40))
@@ -22,9 +21,9 @@ def rank(
     return replace(
         RECORD.ranks[number],
         host=f"node{number}",
-        loss=Series.pack(np.zeros(len(rows["forward"]), dtype=np.float32)),
-        step_seconds=Series.pack(np.sum(list(rows.values()), axis=0)),
-        step_phases={name: Series.pack(row) for name, row in rows.items()},
+        loss=np.zeros(len(rows["forward"]), dtype=np.float32),
+        step_seconds=np.sum(list(rows.values()), axis=0),
+        step_phases=rows,
         interruptions=[
             Interruption(step=step, at=0.0, signal="SIGUSR2", lost_seconds=1.0)
             for step in resumed_at
@@ -63,14 +62,12 @@ def test_where_phases_are_sampled_throughput_is_of_the_other_steps() -> None:
     """To time phases makes a step slower, here by half."""
     seconds = np.where(np.arange(40) % 10 == 0, 1.5, 1.0)
     phases = np.where(seconds > 1, 1.5, np.nan).tolist()
-    figures = summary(
-        replace(rank(0, {"forward": phases}), step_seconds=Series.pack(seconds)), warmup=5
-    )
+    figures = summary(replace(rank(0, {"forward": phases}), step_seconds=seconds), warmup=5)
     assert figures.throughput == pytest.approx(64)
     assert figures.window_steps == 36 - 5
     assert (figures.shares, figures.phase_steps) == ({"forward": 1.0}, 3)
     mostly = [1.0] * 36 + [np.nan] * 4
-    figures = summary(replace(rank(0, {"forward": mostly}), step_seconds=Series.pack(np.ones(40))))
+    figures = summary(replace(rank(0, {"forward": mostly}), step_seconds=np.ones(40)))
     assert (figures.window_steps, figures.phase_steps) == (40, 36)
 
 

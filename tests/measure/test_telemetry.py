@@ -12,13 +12,11 @@ import pynvml
 import pytest
 import torch
 
-from harness.analysis.scalars import scalars
 from harness.measure.gpu import THROTTLING
 from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records import files
 from harness.records import record as records
-from harness.records.across import in_memory_ranks
-from tests.factories import make_record
+from tests.factories import make_record, with_ranks
 from tests.support.gpu import UUID, FakeGpu
 from tests.support.running import by_label, line_sweep, run, wait_until
 
@@ -38,7 +36,7 @@ def watch(telemetry: TelemetrySampler, *, samples: int = 3) -> records.Telemetry
     """Return the report of one segment of 10 steps that lasts for so many samples."""
     with telemetry:
         telemetry.begin_segment()
-        wait_until(lambda: telemetry.report().sample_times.count >= samples)
+        wait_until(lambda: len(telemetry.report().sample_times) >= samples)
         telemetry.end_segment(10)
     return telemetry.report()
 
@@ -47,18 +45,18 @@ class TestSamples:
     def test_hold_what_was_read_and_nan_for_what_was_not(self) -> None:
         later = {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}
         report = watch(sampler(FakeGpu(readings=[{"gpu_power_w": 300.0}, later])))
-        readings = {name: series.unpack() for name, series in report.readings.items()}
+        readings = report.readings
         assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
         assert np.isnan(readings["gpu_temperature_c"][0])
         assert readings["gpu_temperature_c"][1] == 60
         assert min(readings["resident_bytes"]) > 2**20
-        assert {len(values) for values in readings.values()} == {report.sample_times.count}
+        assert {len(values) for values in readings.values()} == {len(report.sample_times)}
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
         reasons = [{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, set()]
         report = watch(sampler(FakeGpu(throttled=reasons)))
         assert report.throttled is not None
-        count = report.sample_times.count
+        count = len(report.sample_times)
         shares = {name: round(share * count) for name, share in report.throttled.items()}
         assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
@@ -83,7 +81,7 @@ class TestSamples:
             report = telemetry.report()
             telemetry.begin_segment()
             telemetry.end_segment(4)
-        assert (report.sample_times.count, report.steps, report.seconds, report.shares) == (
+        assert (len(report.sample_times), report.steps, report.seconds, report.shares) == (
             0,
             0,
             0,
@@ -106,7 +104,7 @@ class TestSamples:
             reading.wait(60)
             telemetry.end_segment(10)
             ended.set()
-        assert telemetry.report().sample_times.count == 0
+        assert len(telemetry.report().sample_times) == 0
 
 
 class TestEnergy:
@@ -133,7 +131,7 @@ def test_trouble_leaves_its_name_and_takes_nothing_else_along() -> None:
     names = ("gpu", "gpu energy", "gpu throttle reasons")
     assert report.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
     assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
-    assert report.readings["gpu_power_w"].unpack()[1] == 1.0
+    assert report.readings["gpu_power_w"][1] == 1.0
     assert report.steps == 10
 
 
@@ -198,7 +196,7 @@ def test_the_report_comes_back_from_a_record(tmp_path: Path) -> None:
     gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], processes=[{"pid 77 miner"}])
     (rank,) = make_record().ranks
     rank = replace(rank, telemetry=watch(sampler(gpu)))
-    files.write_record(tmp_path / "rank0.json", rank)
+    files.write_rank_result(tmp_path / "rank0.json", rank)
     assert files.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
 
 
@@ -211,11 +209,11 @@ def test_metrics_of_all_ranks() -> None:
     record = make_record()
     first = replace(record.ranks[0], telemetry=report(300, 40.0, {"hw_slowdown"}))
     two = [first, replace(first, rank=1, telemetry=report(200, 24.0, set()))]
-    metrics = scalars(replace(record, ranks=in_memory_ranks(two)))
+    metrics = with_ranks(record, two).numbers
     batch = record.trial.cell.axes.batch_size
     assert metrics["gpu_power_w"] == 250
     assert metrics["gpu_sm_clock_mhz"] == 1500
-    assert metrics["gpu_sm_clock_movement"] == 0
+    assert metrics["gpu_sm_clock_highest_mhz"] == 1500
     assert metrics["gpu_throttled_share.hw_slowdown"] == 1
     assert metrics["gpu_throttled_share.sw_power_cap"] == 0
     assert metrics["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
@@ -223,11 +221,11 @@ def test_metrics_of_all_ranks() -> None:
     assert "gpu_temperature_c" not in metrics
     assert record.summary is not None
     reported = replace(record.summary, samples_per_step=5.0)
-    of_script = replace(record, ranks=in_memory_ranks(two), summary=reported)
-    assert scalars(of_script)["joules_per_sample"] == pytest.approx((40 + 24) / (10 * 5))
+    of_script = with_ranks(record, two, summary=reported)
+    assert of_script.numbers["joules_per_sample"] == pytest.approx((40 + 24) / (10 * 5))
     assert two[1].telemetry is not None
     unknown = replace(two[1], telemetry=replace(two[1].telemetry, joules=None))
-    metrics = scalars(replace(record, ranks=in_memory_ranks([first, unknown])))
+    metrics = with_ranks(record, [first, unknown]).numbers
     assert "joules_per_sample" not in metrics
 
 
@@ -242,11 +240,11 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     report = rank.telemetry
     assert report
     assert rank.step_seconds
-    measured = rank.step_seconds.unpack()[-report.steps :]
+    measured = rank.step_seconds[-report.steps :]
     assert 0 < report.steps < 80
     assert measured.sum() <= report.seconds
-    assert report.sample_times.count >= 1
-    assert report.readings["resident_bytes"].unpack().min() > 50 * 2**20
+    assert len(report.sample_times) >= 1
+    assert report.readings["resident_bytes"].min() > 50 * 2**20
     assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
     assert report.errors == {}
-    assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(scalars(record))
+    assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(record.numbers)

@@ -10,7 +10,6 @@ import pytest
 
 from harness.measure.validity import violations
 from harness.records.record import Summary, Telemetry
-from harness.records.series import Series
 from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record
 
@@ -19,7 +18,7 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 
 def telemetry(**changes: Any) -> Telemetry:
     """Return the telemetry of a quiet machine with these changes."""
-    no_samples = Series.pack(np.empty(0))
+    no_samples = np.empty(0)
     quiet = Telemetry(
         seconds=10.0,
         steps=20,

@@ -13,8 +13,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.across import in_memory_ranks
-from harness.records.record import Failure, Interruption, RankResults, Record, TelemetryAcross
+from harness.records.record import Failure, Interruption, Record
 from harness.records.store import write_spec
 from harness.render.cells import cells_table
 from harness.render.console import TerminalConsole, show_table
@@ -23,7 +22,7 @@ from harness.render.plan import QUIET_MACHINE
 from harness.render.results import show_results
 from harness.render.run import RunView, trial_line
 from harness.spec.sweep import Sweep
-from tests.factories import make_machine, make_record, write_trial
+from tests.factories import make_machine, make_record, with_ranks, write_trial
 from tests.support.benchmarks import SEEDS, records
 from tests.support.commands import harness
 from tests.support.sweeps import load
@@ -67,16 +66,11 @@ def test_a_clock_that_moved_is_named_with_what_holds_it(
 ) -> None:
     trials = []
     for number, record in enumerate(records(sweep.cells[0])):
-        telemetry = TelemetryAcross(
-            readings={},
-            shares={},
-            throttled={},
-            foreign_processes=None,
-            joules_per_step=None,
-            sm_clock_range=(1.11e9, 1.98e9) if number == 1 else (1.965e9, 1.98e9),
-        )
-        across = replace(record.ranks.across, telemetry=telemetry)
-        trials.append(replace(record, ranks=RankResults(lambda: [], across)))
+        clocks = {
+            "gpu_sm_clock_lowest_mhz": 1110.0 if number == 1 else 1965.0,
+            "gpu_sm_clock_highest_mhz": 1980.0,
+        }
+        trials.append(replace(record, numbers={**record.numbers, **clocks}))
     show_results(sweep, trials, results)
     out = " ".join(capsys.readouterr().out.split())
     assert (
@@ -180,9 +174,7 @@ def test_trials_that_others_disturbed_name_the_remedy(
 def test_interruptions_are_told_as_mlflow_tells_them(sweep: Sweep, results: Results) -> None:
     record = records(sweep.cells[0])[0]
     interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
-    record = replace(
-        record, ranks=in_memory_ranks([replace(record.ranks[0], interruptions=[interruption])])
-    )
+    record = with_ranks(record, [replace(record.ranks[0], interruptions=[interruption])])
     folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
     note = "ended without a signal after step 8: 1.5 s lost"
     assert note in trial_line(record, folder, 1, 1)
@@ -226,16 +218,7 @@ def test_an_error_of_ones_own_code_begins_with_its_line(tmp_path: Path) -> None:
 
 def with_load(record: Record, load: float) -> Record:
     """Return the record of a trial next to so many processes a core."""
-    telemetry = TelemetryAcross(
-        readings={"load_per_core": load},
-        shares={},
-        throttled={},
-        foreign_processes=None,
-        joules_per_step=None,
-        sm_clock_range=None,
-    )
-    across = replace(record.ranks.across, telemetry=telemetry)
-    return replace(record, ranks=RankResults(lambda: list(record.ranks), across))
+    return replace(record, numbers={**record.numbers, "load_per_core": load})
 
 
 def test_a_load_that_changed_is_the_first_thing_said(

@@ -13,10 +13,8 @@ import pytest
 
 from harness.core.paths import Results
 from harness.launch.runner import TrialListener
-from harness.records.across import in_memory_ranks
 from harness.records.files import write_record
 from harness.records.record import Record
-from harness.records.series import Series
 from harness.reproduce import reproduction, rerun
 from harness.reproduce.reproduction import ReproductionVerdict, reproduce
 from harness.reproduce.rerun import (
@@ -31,7 +29,7 @@ from harness.reproduce.source import CheckedOut
 from harness.spec.cell import Cell, StopRule
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
-from tests.factories import make_cell, make_record
+from tests.factories import make_cell, make_record, with_ranks
 
 
 def with_losses(record: Record, factor: float) -> Record:
@@ -39,9 +37,9 @@ def with_losses(record: Record, factor: float) -> Record:
     ranks = []
     for rank in record.ranks:
         assert rank.loss is not None
-        losses = np.asarray(rank.loss.unpack(), dtype=np.float64) * factor
-        ranks.append(replace(rank, loss=Series.pack(losses)))
-    return replace(record, ranks=in_memory_ranks(ranks))
+        losses = np.asarray(rank.loss, dtype=np.float64) * factor
+        ranks.append(replace(rank, loss=losses))
+    return with_ranks(record, ranks)
 
 
 def on_another_torch(record: Record) -> Record:

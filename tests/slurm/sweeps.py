@@ -139,8 +139,10 @@ def computed(record: Record) -> dict[str, Any]:
     assert record.status == "done", record.failure
     assert record.rank0 is not None
     return {
-        "loss": record.loss,
-        "loss of ranks": [rank.loss for rank in record.ranks],
+        "loss": None if record.loss is None else record.loss.tobytes(),
+        "loss of ranks": [
+            None if rank.loss is None else rank.loss.tobytes() for rank in record.ranks
+        ],
         "data order": record.order_digest,
         "parameters": record.rank0.parameter_digest,
         "metrics": [evaluation.metrics for evaluation in record.rank0.evaluations],

@@ -19,7 +19,7 @@ from harness.launch import controller, watchdog
 from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.files import read_record, write_record
+from harness.records.files import read_record, write_rank_result
 from harness.records.record import Failure, RankResult, Record
 from harness.records.running import Heartbeat
 from harness.slurm import leader, submission
@@ -314,7 +314,7 @@ def plant_step(slurm: FakeSlurm, srun: str) -> None:
     """Let `srun` run steps, next to the result of a rank 0 that has lost its connection."""
     (slurm.folder / "srun").write_text(srun, encoding="utf-8")
     rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=CONNECTION_LOST)
-    write_record(slurm.folder / "rank0.json", rank0)
+    write_rank_result(slurm.folder / "rank0.json", rank0)
 
 
 # Leaves the result of rank 0 that lies beside it, and hangs, as srun does whose slurmstepd is gone.

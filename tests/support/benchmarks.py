@@ -18,14 +18,12 @@ from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_atomically
 from harness.measure.summary import summarize
-from harness.records.across import in_memory_ranks
 from harness.records.environment import Environment
 from harness.records.files import write_record
 from harness.records.record import Evaluation, Record
-from harness.records.series import Series
 from harness.spec.cell import Cell
 from harness.spec.sweep import load_sweep
-from tests.factories import BEGUN, ENVIRONMENT, make_record
+from tests.factories import BEGUN, ENVIRONMENT, make_record, with_ranks
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
 PLUGIN = [] if INSTALLED else ["-p", "harness.cli.pytest_plugin"]
@@ -129,7 +127,7 @@ def _record(
     record = make_record(cell, seed=seed, started=BEGUN + TRIAL_INTERVAL * seed)
     assert record.rank0 is not None
     noise = np.random.default_rng(seed).normal(1, 0.002, 60)
-    step_seconds = Series.pack(0.01 * (1 + slower) * noise)
+    step_seconds = 0.01 * (1 + slower) * noise
     ranks = [replace(rank, step_seconds=step_seconds, step_phases={}) for rank in record.ranks]
     # Accuracy differs from seed to seed, as it does in training.
     metrics = {"accuracy": accuracy + 0.001 * seed}
@@ -142,9 +140,9 @@ def _record(
         parameter_digest=record.rank0.parameter_digest + bits,
     )
     ranks[0] = replace(ranks[0], rank0=rank0, environment=environment)
-    return replace(
+    return with_ranks(
         record,
-        ranks=in_memory_ranks(ranks),
+        ranks,
         rank0=rank0,
         environment=environment,
         summary=summarize(ranks, rank0, cell.axes.batch_size, cell.warmup),

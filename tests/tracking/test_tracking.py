@@ -17,7 +17,6 @@ from mlflow.entities import Run
 
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
-from harness.records.files import COLUMNS_SUFFIX
 from harness.records.record import Record
 from harness.tracking import Delivery, Tracker
 from harness.tracking import tracker as tracker_module
@@ -103,7 +102,7 @@ def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
     )
     assert shown["times"] == (round(record.started * 1000), round(record.ended * 1000))
     assert [(step, value) for step, value, _ in shown["metrics"]["loss"]] == list(
-        enumerate(record.loss.unpack(), 1)
+        enumerate(record.loss, 1)
     )
     assert [(step, value) for step, value, _ in shown["metrics"]["accuracy"]] == [
         (10, 0.45),
@@ -114,7 +113,7 @@ def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
     ]
     assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
     assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]
-    (columns,) = [name for name in shown["artifacts"] if name.endswith(COLUMNS_SUFFIX)]
+    (columns,) = [name for name in shown["artifacts"] if name.endswith(".npz")]
     assert set(shown["artifacts"]) - {columns} == {
         "environment.json", "logs/launch.log", "logs/rank0.log", "record.json",
     }  # fmt: skip

@@ -15,18 +15,16 @@ from harness.analysis.result import window_seconds
 from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.measure.summary import summarize
-from harness.records.across import in_memory_ranks
 from harness.records.assignment import Assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import RankFingerprints, Record, StepFingerprint
-from harness.records.series import Series
 from harness.records.trace import PHASES, Mark, decode_trace
 from harness.spec.cell import Fingerprints
 from harness.training import train
 from harness.training.recorder import fingerprint_recorder
 from harness.training.step import NO_OBSERVER
 from harness.training.train import Trainer
-from tests.factories import make_record
+from tests.factories import make_record, same_loss, with_ranks
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from tests.training.test_interruption import STEPS, VARIANTS, attempt, load_assignment
@@ -60,7 +58,7 @@ def test_chosen_steps_and_the_last_are_fingerprinted_and_change_nothing(tmp_path
     assert result.rank0 is not None
     assert without.rank0 is not None
     assert result.rank0.parameter_digest == without.rank0.parameter_digest
-    assert result.loss == without.loss
+    assert same_loss(result, without)
     fingerprints = result.fingerprints
     assert fingerprints is not None
     assert [fingerprint.step for fingerprint in fingerprints.steps] == [3, 8, 16, STEPS]
@@ -144,15 +142,15 @@ def record_with(slow_steps: Sequence[int]) -> Record:
     ranks = []
     for result in record.ranks:
         assert result.step_seconds is not None
-        seconds = np.full(result.step_seconds.count, 0.01)
+        seconds = np.full(len(result.step_seconds), 0.01)
         seconds[np.asarray(slow_steps) - 1] = 1.0
-        series = Series.pack(seconds)
+        series = seconds
         result = replace(result, step_seconds=series, step_phases={"forward": series})
         ranks.append(replace(result, fingerprints=fingerprints))
     cell = record.trial.cell
     assert record.rank0 is not None
     summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
-    return replace(record, ranks=in_memory_ranks(ranks), summary=summary)
+    return with_ranks(record, ranks, summary=summary)
 
 
 def test_fingerprinted_steps_are_no_part_of_what_is_measured(tmp_path: Path) -> None:

@@ -26,10 +26,9 @@ from harness.launch.assemble import assemble
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.decode import decode_file
-from harness.records.files import read_rank_result, write_record
+from harness.records.files import read_rank_result, write_rank_result
 from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, TargetMetric
 from harness.records.seal import sealed_text
-from harness.records.series import Series
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
 from harness.training import checkpoint, evaluate, train, worker
@@ -92,7 +91,7 @@ class Outcome:
     """What must not depend on where a trial was interrupted."""
 
     parameter_digest: str
-    losses: Series | None
+    losses: list[float]
     order_sums: tuple[int, ...]
     evaluations: list[tuple[int, Mapping[str, float]]]
     loss_scale: LossScale | None
@@ -183,7 +182,7 @@ def outcome_of(result: RankResult) -> Outcome:
     assert result.rank0 is not None
     return Outcome(
         parameter_digest=result.rank0.parameter_digest,
-        losses=result.loss,
+        losses=[] if result.loss is None else result.loss.tolist(),
         order_sums=tuple(result.order_sums),
         evaluations=[(done.step, done.all_metrics) for done in result.rank0.evaluations],
         loss_scale=result.loss_scale,
@@ -251,8 +250,7 @@ def test_a_stopped_trial_that_was_interrupted_ends_with_the_same_bits(tmp_path: 
     )
     assert resumed == whole
     assert len(interruptions) == 4
-    assert whole.losses is not None
-    assert whole.losses.count == STOPPED_AT
+    assert len(whole.losses) == STOPPED_AT
     assert whole.stop == StopOutcome(
         reason="patience",
         step=STOPPED_AT,
@@ -514,7 +512,7 @@ def assemble_record(tmp_path: Path) -> Assemble:
     def assemble_from(failures: Mapping[int, Failure], exit_codes: Mapping[int, int]) -> Record:
         for rank, failure in failures.items():
             result = RankResult(rank=rank, host="n", pid=1, entered_at=0.0, failure=failure)
-            write_record(folder.result_path(rank), result)
+            write_rank_result(folder.result_path(rank), result)
             assert read_rank_result(folder.result_path(rank)).failure == failure
         listed = {}
         for rank, exit_code in exit_codes.items():

@@ -18,7 +18,6 @@ from harness.core.import_path import ROOT
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.hardware.machine import Device
-from harness.hardware.mfu import device_of
 from harness.records.code import Code, Repository
 from harness.records.environment import Environment
 from harness.records.record import Record
@@ -113,7 +112,7 @@ def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
     for record in records:
         if record.environment is None:
             continue
-        current = (record.environment, device_of(record))
+        current = (record.environment, record.device)
         if current == previous:  # most trials have the same as the one before
             continue
         previous = current

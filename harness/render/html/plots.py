@@ -17,8 +17,7 @@ import numpy as np
 from markupsafe import Markup
 
 from harness.analysis.result import CellResult
-from harness.records.record import Record
-from harness.records.series import Numbers
+from harness.records.record import Numbers, Record
 from harness.render import chart
 
 if TYPE_CHECKING:
@@ -123,9 +122,9 @@ def _losses(record: Record) -> dict[int, float]:
     steps are spread over the trial's planned length, so that trials that stopped at different steps
     have those before in common.
     """
-    if record.loss is None or record.rank0 is None:
+    losses = record.loss
+    if losses is None or record.rank0 is None:
         return {}
-    losses = record.loss.unpack()
     planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
     indices = np.linspace(0, planned - 1, min(planned, MAX_POINTS)).round().astype(int)
     # A script may report no losses, or only those of some steps; the others are NaN.

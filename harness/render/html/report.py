@@ -20,7 +20,6 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
-from harness.hardware.mfu import with_measured_peaks
 from harness.records.environment import Environment
 from harness.records.store import RecordedSweep
 from harness.render import format as fmt
@@ -49,7 +48,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
 
     Raises BadInput if there are no records.
     """
-    sweep, records = recorded.sweep, with_measured_peaks(recorded.records, results.peaks)
+    sweep, records = recorded.sweep, recorded.records
     if not records:
         raise BadInput(f"{sweep.name}: found no records; allowed: a sweep that has run")
     folder = results.sweep_folder(sweep.name)

@@ -113,7 +113,7 @@ def bits_of(record: Record) -> str:
     return json.dumps(
         {
             "parameters": record.rank0.parameter_digest,
-            "loss": record.loss.unpack().tolist(),
+            "loss": record.loss.tolist(),
             "order": record.order_digest,
             "metrics": [dict(evaluation.metrics) for evaluation in record.rank0.evaluations],
         },

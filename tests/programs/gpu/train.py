@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from harness.analysis.scalars import clock_movement
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.launch.assemble import assemble
@@ -91,15 +88,15 @@ def figures_of(record: Record) -> dict[str, Any]:
         "samples/s": summary.throughput,
         "step ms": None if summary.step_p50 is None else 1e3 * summary.step_p50,
         rank0.target.name: summary.final_metric,
-        "MFU": summary.mfu,
-        "MFU of the measured peak": summary.mfu_measured,
+        "MFU": record.numbers.get("mfu"),
+        "MFU of the measured peak": record.numbers.get("mfu_measured"),
         "compile s": record.phases.get("compile"),
-        "clock movement": clock_movement(record),
+        "lowest clock MHz": record.numbers.get("gpu_sm_clock_lowest_mhz"),
+        "highest clock MHz": record.numbers.get("gpu_sm_clock_highest_mhz"),
     }
-    for name, amount in record.ranks.across.memory.items():
-        figures[f"{name.replace('_', ' ')} MiB"] = (
-            max(np.atleast_1d(np.asarray(amount, dtype=float))) / 2**20
-        )
+    for name, amount in record.numbers.items():
+        if name.startswith("memory_"):
+            figures[name] = amount
     return {name: value for name, value in figures.items() if value is not None}
 
 

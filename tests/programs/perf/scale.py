@@ -28,7 +28,7 @@ from pathlib import Path
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.launch.assemble import assemble
 from harness.records.assignment import Assignment
-from harness.records.files import write_record
+from harness.records.files import write_rank_result, write_record
 from harness.spec.cell import Cell, Length, Trial
 from harness.spec.validity import ValidityRules
 from tests.factories import make_cell, make_record, write_spec_of
@@ -218,7 +218,7 @@ def measure_assembly(ranks: int, steps: int) -> Cost:
         for number in range(ranks):
             rank0 = rank.rank0 if number == 0 else None
             result = replace(rank, rank=number, rank0=rank0)
-            write_record(folder.result_path(number), result, durable=False)
+            write_rank_result(folder.result_path(number), result)
         assignment = Assignment(trial=Trial(cell=cell, seed=0, repeat=0), base_folder=".")
         wall, cpu = time.perf_counter(), time.process_time()
         record = assemble(

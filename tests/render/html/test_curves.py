@@ -9,9 +9,8 @@ import numpy as np
 
 from harness.analysis.result import aggregate
 from harness.records.record import Record
-from harness.records.series import Series
 from harness.render.html.plots import PlottedCell, loss_plot
-from tests.factories import make_cell, make_record
+from tests.factories import make_cell, make_record, with_ranks
 
 STEPS = 400
 
@@ -21,7 +20,7 @@ def record_of(seed: int, reported: list[int]) -> Record:
     record = make_record(make_cell(steps=STEPS), seed=seed)
     losses = np.full(STEPS, np.nan)
     losses[reported] = seed + np.arange(len(reported)) % 2  # none of which a drawing can leave out
-    return replace(record, loss=Series.pack(losses))
+    return with_ranks(record, [replace(record.ranks[0], loss=losses)])
 
 
 def report_cells(reported: list[int]) -> list[PlottedCell]:
