@@ -35,25 +35,21 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
     ("content", "problem"),
     [
         (
-            f'{{"schema": "{SCHEMA}", "sweep": "demo"',
+            f'{{"schema": {SCHEMA}, "sweep": "demo"',
             "can't be read as a record: Input data was truncated; move it away",
         ),
         (
-            '{"schema": "99.0"}',
-            'schema: found "99.0"; allowed: 7.x; a newer version of the harness wrote it: upgrade',
+            '{"schema": 99}',
+            "schema: found 99; allowed: 8; another version of the harness wrote it; ",
         ),
-        (
-            '{"schema": "4.2"}',
-            'schema: found "4.2"; allowed: 7.x; an older version of the harness wrote it; ',
-        ),
-        ("[]", "schema: found null; allowed: 7.x; move it away and run the sweep again"),
-        (f'{{"schema": "{SCHEMA}"}}', "seal: found none at the end; allowed: one, "),
+        ("[]", "schema: found null; allowed: 8; another version of the harness wrote it; move it"),
+        (f'{{"schema": {SCHEMA}}}', "seal: found none at the end; allowed: one, "),
         (
             sealed_text({"schema": SCHEMA}),
-            "not a valid record: sweep: missing; it has no default; move it away",
+            "not a valid record: Object missing required field `sweep`; move it away",
         ),
     ],
-    ids=["truncated", "newer schema", "older schema", "list", "unsealed", "incomplete"],
+    ids=["truncated", "schema", "list", "unsealed", "incomplete"],
 )
 def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
     from harness.spec import sweep as spec
