@@ -251,8 +251,6 @@ def test_record_that_is_not_replaced_keeps_its_columns(
     before, after = make_record(seed=0), make_record(seed=1)
     files.write_record(path, before)
 
-    write_atomically = files.write_atomically
-
     def die_at_header(path: Path, content: str | bytes, **options: Any) -> None:
         if path.suffix == ".json":
             raise KeyboardInterrupt
