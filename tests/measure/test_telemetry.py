@@ -239,7 +239,7 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     (rank,) = record.ranks
     report = rank.telemetry
     assert report
-    assert rank.step_seconds
+    assert rank.step_seconds is not None
     measured = rank.step_seconds[-report.steps :]
     assert 0 < report.steps < 80
     assert measured.sum() <= report.seconds

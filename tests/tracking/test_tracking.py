@@ -91,7 +91,7 @@ def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
     record = delivered.records[2]
     shown = delivered.shown["mlp eager bf16 ddp×2 w0 b64 t1 seed 0"]
     assert record.summary
-    assert record.loss
+    assert record.loss is not None
     assert (
         shown["params"].items()
         >= {"precision": "bf16", "world_size": "2", "options.hidden": "[256, 128]"}.items()
