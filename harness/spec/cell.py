@@ -234,9 +234,8 @@ class Cell:
     # How long it trains; the schedule of the learning rate ends there too.
     length: Length
     evaluate: Length  # how often the model is evaluated, besides once at the end
-    warmup: Annotated[
-        int, Between(0)
-    ]  # optimizer steps before the measured window; an attempt begins with as many
+    # Optimizer steps before the measured window; an attempt begins with as many.
+    warmup: Annotated[int, Between(0)]
     # What ranks begin with, over whatever else sets these variables. It has all variables that the
     # sweep names, of which some may be unset.
     environment: Variables = field(default_factory=dict)

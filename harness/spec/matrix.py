@@ -94,17 +94,15 @@ class Matrix:
         them is unset.
         """
         for number, rule in enumerate(self.exclude):
-            if all(_has_one(levels, axis, values) for axis, values in rule.items()):
+            for axis, values in rule.items():
+                if axis not in levels and variable_of(axis) is None:
+                    break
+                if not any(same_value(levels.get(axis), value) for value in values):
+                    break
+            else:
                 self.unused.discard(number)
                 return f"exclude[{number}]"
         return None
-
-
-def _has_one(levels: Values, axis: str, values: Sequence[Any]) -> bool:
-    """Return whether a point has one of some values of an axis."""
-    if axis not in levels and variable_of(axis) is None:
-        return False
-    return any(same_value(levels.get(axis), value) for value in values)
 
 
 def _expand(fixed: Values, columns: Sequence[Sequence[Values]]) -> Iterator[dict[str, Any]]:
@@ -224,65 +222,58 @@ def _read_rules(
 def read_values(
     document: Document, key: Key, values: Any, workloads: Mapping[str, SettingTypes]
 ) -> list[Any]:
-    """Return the checked values of the axis that ends `key`, at least one; raises BadInput.
+    """Return the checked values of the axis that ends `key`, at least one.
 
     `workloads` are those that the axis holds for. One value stands for a list of one. For a setting
     that is a list itself, a list without lists in it is one value. A setting's value is checked with
-    all the settings of its workload.
+    all the settings of its workload. Raises BadInput, also for what is no axis.
     """
-    takes_lists = _check_axis(document, key, workloads)
+    axis = str(key[-1])
+    types = [settings[axis] for settings in workloads.values() if axis in settings]
+    variable = variable_of(axis)
+    if variable is not None:
+        problem = problem_of_variable(variable)
+    else:
+        problem = None if types or axis in AXIS_TYPES else _unknown_axis(axis, workloads)
+    if problem is not None:
+        raise document.error(key, problem)
     if not isinstance(values, list):
-        return [_read_value(document, key, str(key[-1]), values)]
+        return [_read_value(document, key, axis, values)]
     if not values:
         raise document.error(key, "found an empty list; allowed: at least one value")
-    if takes_lists and not any(isinstance(value, list) for value in values):
+    has_lists = any(isinstance(value, list) for value in values)
+    if any(map(_is_list, types)) and not has_lists:
         return [values]
     checked = []
     for index, value in enumerate(values):
-        checked.append(_read_value(document, (*key, index), str(key[-1]), value))
+        checked.append(_read_value(document, (*key, index), axis, value))
     return checked
+
+
+def _unknown_axis(axis: str, workloads: Mapping[str, SettingTypes]) -> str:
+    """Return the problem of a name that is no axis, or of a setting that no workload has."""
+    if setting_of(axis) is None:
+        hint = did_you_mean(axis, [*AXIS_TYPES, axis_hint(axis), "workload"])
+        return f"unknown axis; {hint}"
+    hint = did_you_mean(axis, set(itertools.chain(*workloads.values())))
+    return f"found no workload with it among {', '.join(workloads)}; {hint}"
 
 
 def _read_value(document: Document, key: Key, axis: str, value: Any) -> Any:
     """Return the checked value, at `key`, of an axis; raises BadInput."""
-    if axis in AXIS_TYPES:
-        checked = document.validate(AXIS_TYPES[axis], value, key)
-        stacks = document.content.get("stacks") or {}
-        if axis == "stack" and checked is not None and checked not in stacks:
-            hint = did_you_mean(checked, [*stacks, "null"])
-            raise document.error(key, f"found {checked!r}; {hint}, as the key stacks declares")
-        return checked
-    if variable_of(axis) is None:
+    if variable_of(axis) is not None:
+        try:
+            return variable_value(value)
+        except ValueError as error:
+            raise document.error(key, str(error)) from None
+    if axis not in AXIS_TYPES:
         return value
-    try:
-        return variable_value(value)
-    except ValueError as error:
-        raise document.error(key, str(error)) from None
-
-
-def _check_axis(document: Document, key: Key, workloads: Mapping[str, SettingTypes]) -> bool:
-    """Return whether values of the axis that ends `key` are lists themselves.
-
-    Raises BadInput for what is no axis, and for a setting that no workload has.
-    """
-    axis = str(key[-1])
-    if axis in AXIS_TYPES:
-        return False
-    variable = variable_of(axis)
-    if variable is not None:
-        problem = problem_of_variable(variable)
-        if problem is not None:
-            raise document.error(key, problem)
-        return False
-    if setting_of(axis) is None:
-        hint = did_you_mean(axis, [*AXIS_TYPES, axis_hint(axis), "workload"])
-        raise document.error(key, f"unknown axis; {hint}")
-    types = [settings[axis] for settings in workloads.values() if axis in settings]
-    if not types:
-        names = set(itertools.chain(*workloads.values()))
-        problem = f"found no workload with it among {', '.join(workloads)}"
-        raise document.error(key, f"{problem}; {did_you_mean(axis, names)}")
-    return any(map(_is_list, types))
+    checked = document.validate(AXIS_TYPES[axis], value, key)
+    stacks = document.content.get("stacks") or {}
+    if axis == "stack" and checked is not None and checked not in stacks:
+        hint = did_you_mean(checked, [*stacks, "null"])
+        raise document.error(key, f"found {checked!r}; {hint}, as the key stacks declares")
+    return checked
 
 
 def _is_list(kind: Any) -> bool:

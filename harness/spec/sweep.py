@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +93,6 @@ class Sweep(SweepKeys):
 
     def trials(self) -> list[Trial]:
         """Return the trials of all blocks in the order in which they run."""
-        return list(self._trials)
-
-    @cached_property
-    def _trials(self) -> Sequence[Trial]:
-        """The trials as a sequence, cached because commands read them several times."""
         return [trial for block in self.blocks() for trial in block]
 
     def whole(self) -> Sweep:
@@ -372,14 +366,9 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
 
 def _nothing_to_run(document: Document, excluded: Sequence[ExcludedPoint]) -> BadInput:
     """Return the error for a sweep without cells, with the most frequent reasons for that."""
-    reasons: Counter[str] = Counter()
-    for point in excluded:
-        if point.rule == CONFLICT:
-            reasons[f"because {point.reason}"] += 1
-        else:
-            reasons[f"by {point.rule}"] += 1
-    listed = [f"{count} left out {reason}" for reason, count in reasons.most_common(MOST_REASONS)]
+    reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
+    listed = [
+        f"{count} left out by {reason}" for reason, count in reasons.most_common(MOST_REASONS)
+    ]
     problem = f"found no cell to run: {', '.join(listed)}; allowed: at least one cell"
-    if any("strategy single is one rank" in reason for reason in listed):
-        problem += ", as with `strategy: ddp`"
     return document.error((), problem)

@@ -143,50 +143,62 @@ class SweepWorkload:
             written[section][name] = value
         for section, values in written.items():
             self._check_values(section, values)
+        options, data = Settings(), Settings()
+        states: dict[str, str] = {}
+        unset = list(unset)
         if self.arguments is not None:
-            return self._plan_script(written["options"], list(settings or {}), unset)
-        options = self._read_settings("options", self.declaration.options, written["options"])
-        data = self._read_settings("data", self.declaration.data, written["data"])
-        files = files_by_setting(options, data)
-        states, contents = describe_files(self.document, self.key, files, self.digests)
-        # Each member of a union has its own `source` as the default, so `without_defaults` drops it.
-        # Without it, equal settings of two sources would share an id.
-        identity = {
-            "options": without_defaults(options),
-            "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-            "files": contents or None,
-        }
-        own_unset = _unset_settings("options", options, written["options"])
-        own_unset += _unset_settings("data", data, written["data"])
-        reference = self._refer(
-            identity,
-            options=map_paths(asdict(options), str),
-            data=map_paths(asdict(data), str),
+            script.check_options(self.document, self.key, written["options"], self.arguments)
+            identity: dict[str, Any] = {"options": written["options"], "arguments": self.arguments}
+            if self.entry.target is not None:
+                identity["target"] = [self.entry.target.name, self.entry.target.higher_is_better]
+        else:
+            options = self._read_settings("options", self.declaration.options, written["options"])
+            data = self._read_settings("data", self.declaration.data, written["data"])
+            files = files_by_setting(options, data)
+            states, contents = describe_files(self.document, self.key, files, self.digests)
+            # Each member of a union has its own `source` as the default, so `without_defaults` drops
+            # it. Without it, equal settings of two sources would share an id.
+            identity = {
+                "options": without_defaults(options),
+                "data": without_defaults(data) | {"source": getattr(data, "source", None)},
+                "files": contents or None,
+            }
+            unset += _unset_settings("options", options, written["options"])
+            unset += _unset_settings("data", data, written["data"])
+            written = {"options": asdict(options), "data": asdict(data)}
+        reference = replace(
+            self._reference,
+            identity={**self._reference.identity, **identity},
+            options=map_paths(written["options"], str),
+            data=map_paths(written["data"], str),
             axes=list(settings or {}),
             file_states=states,
-            unset=[*own_unset, *unset],
+            unset=unset,
         )
         return PlannedWorkload(reference, options, data)
 
-    def _plan_script(
-        self, options: Mapping[str, Any], axes: Sequence[str], unset: Sequence[str]
-    ) -> PlannedWorkload:
-        """Return the script with these options; raises BadInput."""
-        arguments, target = list(self.arguments or ()), self.entry.target
-        script.check_options(self.document, self.key, options, arguments)
-        identity: dict[str, Any] = {"options": options, "arguments": arguments}
-        if target is not None:
-            identity["target"] = [target.name, target.higher_is_better]
-        reference = self._refer(
-            identity,
-            options=options,
+    @cached_property
+    def _reference(self) -> WorkloadRef:
+        """The reference without settings; raises BadInput for code that can't be read."""
+        uses, base = self.declaration.path, base_folder(self.document)
+        if not (self.entry.uses or self.label).endswith(".py"):  # else its class is known by now
+            uses = self.entry.uses or self.label
+        try:
+            source = find_source(uses, base)
+            code = describe_code(source)
+        except OSError as error:
+            problem = f"{error.filename}: can't be read: {error.strerror}"
+            raise self.document.error((*self.key, "uses"), problem) from None
+        return WorkloadRef(
+            label=self.label,
+            uses=relative_name(uses, base),
+            options={},
             data={},
-            axes=axes,
-            unset=unset,
-            arguments=arguments,
-            target=target,
+            identity={"uses": canonical_name(uses, source)},
+            code=code,
+            arguments=self.arguments,
+            target=self.entry.target,
         )
-        return PlannedWorkload(reference, Settings(), Settings())
 
     def _check_values(self, section: str, values: Mapping[str, Any]) -> None:
         """Raise BadInput for a text whose name says that it is a secret: settings are recorded."""
@@ -252,28 +264,6 @@ class SweepWorkload:
                 raise document.error((*key, name), rest) from None
             raise document.error(key, problem) from None
         return settings
-
-    def _refer(self, identity: Mapping[str, Any], **own: Any) -> WorkloadRef:
-        """Return a reference with what all kinds of workloads have; `own` are its other fields.
-
-        `identity` is the kind's part of it. Raises BadInput for code that can't be read.
-        """
-        uses, base = self.declaration.path, base_folder(self.document)
-        if not (self.entry.uses or self.label).endswith(".py"):  # else its class is known by now
-            uses = self.entry.uses or self.label
-        try:
-            source = find_source(uses, base)
-            code = describe_code(source)
-        except OSError as error:
-            problem = f"{error.filename}: can't be read: {error.strerror}"
-            raise self.document.error((*self.key, "uses"), problem) from None
-        return WorkloadRef(
-            label=self.label,
-            uses=relative_name(uses, base),
-            identity={"uses": canonical_name(uses, source), **identity},
-            code=code,
-            **own,
-        )
 
 
 def read_workload(

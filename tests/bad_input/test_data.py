@@ -124,7 +124,7 @@ def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
     reason = f"batch_size {samples + 1} is more than the {samples} training samples"
     line = refused("plan", "sweep.yaml")
     assert line == (
-        f"sweep.yaml: found no cell to run: 1 left out because {reason}; allowed: at least one cell"
+        f"sweep.yaml: found no cell to run: 1 left out by conflict: {reason}; allowed: at least one cell"
     )
     fitting = f"--set=batch_size={samples}"
     assert harness("plan", "sweep.yaml", fitting).code == 0

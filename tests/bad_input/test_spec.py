@@ -344,12 +344,12 @@ COMBINATIONS = [
     param(
         "all-excluded",
         GOOD + "matrix: {precision: [fp32, bf16]}\nexclude:\n  - workload: mlp\n",
-        "sweep.yaml: found no cell to run: 2 left out by exclude[0]; allowed: at least one cell",
+        "sweep.yaml: found no cell to run: 2 left out by exclude[0]: the sweep says so; allowed: at least one cell",
     ),
     param(
         "not-divisible",
         GOOD + "matrix: {strategy: ddp, world_size: 2, batch_size: 63}\n",
-        "sweep.yaml: found no cell to run: 1 left out because batch_size 63 can't be shared out evenly among 2 ranks",
+        "sweep.yaml: found no cell to run: 1 left out by conflict: batch_size 63 can't be shared out evenly among 2",
     ),
     param(
         "senseless-include",
