@@ -76,10 +76,6 @@ class NotApplied(HarnessError):
     """
 
 
-class NotDeterministic(HarnessError):
-    """An operation for which torch has no deterministic implementation, under `deterministic: true`."""
-
-
 class CodeChanged(HarnessError):
     """The code of a workload was edited between the plan of a trial and its start.
 

@@ -15,15 +15,13 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from harness.core.errors import BadInput, NotApplied, NotDeterministic, one_line
+from harness.core.errors import BadInput, NotApplied, one_line
 from harness.records import record
 from harness.spec.axes import Axes
 
@@ -42,30 +40,16 @@ CPU_VARIABLES = {
         "AVX512_E1,STRICT",
     ),
 }  # fmt: skip
-ALIGNMENTS = 16  # floats in a cache line
-# How torch refuses an operation, and how it warns of one.
-REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 WARNED = re.compile(r"deterministic", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(NamedTuple):
     """A setting of the whole process that deterministic mode needs."""
 
     name: str  # as torch documents it
     needed: object
     read: Callable[[], object]
     set: Callable[[], object]
-
-    @staticmethod
-    def attribute(owner: Any, name: str, needed: object) -> Switch:
-        """Return the switch that an attribute of a module of torch is."""
-        return Switch(
-            f"{owner.__name__}.{name}",
-            needed,
-            partial(getattr, owner, name),
-            partial(setattr, owner, name, needed),
-        )
 
 
 def _variables(*, on_gpu: bool) -> Mapping[str, Sequence[str]]:
@@ -89,43 +73,23 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
             )
 
 
-@contextmanager
-def naming_refusals(axes: Axes) -> Iterator[None]:
-    """Raise NotDeterministic for an operation that torch refuses in deterministic mode, by its name."""
-    try:
-        yield
-    except RuntimeError as error:
-        refused = REFUSED.search(str(error))
-        if not axes.deterministic or refused is None:
-            raise
-        raise NotDeterministic(
-            f"deterministic=true: {refused[1]} has no deterministic implementation here;"
-            " allowed: another operation, or deterministic=false"
-        ) from error
-
-
 class DeterministicMode:
     """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         """Set all that the mode needs; without it, leave everything as it is."""
         self._switches: list[Switch] = []
-        self._variables: dict[str, str] = {}
         self._warnings: dict[str, None] = {}  # an ordered set
         if not axes.deterministic:
             return
         self._switches = _switches(axes)
         for name in _variables(on_gpu=device.type == "cuda"):
-            self._variables[name] = os.environ.get(name, "")
+            value = os.environ.get(name, "")
+            assign = partial(os.environ.__setitem__, name, value)
+            self._switches.append(Switch(name, value, partial(os.environ.get, name), assign))
         for switch in self._switches:
             switch.set()
         self._listen_to_warnings()
-        if device.type == "cpu" and depends_on_placement():
-            raise NotApplied(
-                f"deterministic=true: MKL_CBWR={self._variables['MKL_CBWR']} had no effect: the bits"
-                " of a product depend on the addresses of its matrices; code that computes while"
-                " it is imported comes before the variable is set"
-            )
 
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
@@ -136,21 +100,13 @@ class DeterministicMode:
                     f"deterministic=true was undone: {switch.name} is {present};"
                     f" needed: {switch.needed}"
                 )
-        for name, value in self._variables.items():
-            present = os.environ.get(name)
-            if present != value:
-                raise NotApplied(
-                    f"deterministic=true was undone: {name} is {present!r}; needed: {value!r}"
-                )
 
     def account(self) -> record.Determinism | None:
         """Return the settings in force and torch's warnings, None without the mode."""
         if not self._switches:
             return None
         settings = {switch.name: str(switch.needed) for switch in self._switches}
-        return record.Determinism(
-            settings={**settings, **self._variables}, warnings=list(self._warnings)
-        )
+        return record.Determinism(settings=settings, warnings=list(self._warnings))
 
     def _listen_to_warnings(self) -> None:
         """Note the warnings about operations that torch runs though they may vary."""
@@ -165,53 +121,38 @@ class DeterministicMode:
         warnings.showwarning = note_and_show
 
 
-def depends_on_placement() -> bool:
-    """Return whether a linear layer computes other bits for inputs at other addresses.
-
-    Its sizes are those for which MKL was seen to do so, on an AMD Zen 5.
-    """
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(64, 128, generator=generator)
-    weight = torch.randn(10, 128, generator=generator)
-    bias = torch.randn(10, generator=generator)
-    expected = torch.nn.functional.linear(inputs, weight, bias)
-    for shift in range(1, ALIGNMENTS):
-        memory = torch.empty(shift + inputs.numel())
-        moved = memory[shift:].view_as(inputs).copy_(inputs)
-        if not torch.equal(torch.nn.functional.linear(moved, weight, bias), expected):
-            return True
-    return False
-
-
 def _switches(axes: Axes) -> list[Switch]:
-    """Return all settings that the mode needs.
+    """Return all settings of torch that the mode needs.
 
     TensorFloat-32 is among them because its rounding is no property of the model: whether a product
     uses it may change with the GPU. Torch fills uninitialized memory with NaN in this mode, which
     we leave on: what reads such memory then fails by a loss of NaN, and costs no time that could be
     measured.
     """
-    refuse = partial(torch.use_deterministic_algorithms, True, warn_only=False)
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled
-    has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled
     matmul_precision = "high" if axes.precision == "tf32" else "highest"
+    attributes: list[tuple[Any, str, bool]] = [
+        (torch.utils.deterministic, "fill_uninitialized_memory", True),
+        (torch.backends.cudnn, "deterministic", True),
+        (torch.backends.cudnn, "benchmark", False),
+    ]
+    if axes.execution != "eager":
+        import torch._inductor.config as inductor  # takes a second to load
+
+        # Inductor would choose among some kernels by how fast they are on this occasion.
+        attributes.append((inductor, "deterministic", True))
     switches = [
         Switch(
-            "torch.are_deterministic_algorithms_enabled()",
-            True,
-            torch.are_deterministic_algorithms_enabled,
-            refuse,
+            "torch.get_deterministic_debug_mode()",
+            2,  # an operation that may vary is an error
+            torch.get_deterministic_debug_mode,
+            partial(torch.use_deterministic_algorithms, True, warn_only=False),
         ),
-        Switch("torch.is_deterministic_algorithms_warn_only_enabled()", False, warn_only, refuse),
-        Switch.attribute(torch.utils.deterministic, "fill_uninitialized_memory", True),
-        Switch.attribute(torch.backends.cudnn, "deterministic", True),
-        Switch.attribute(torch.backends.cudnn, "benchmark", False),
         # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
         # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
         Switch(
             "torch.backends.cuda.cudnn_sdp_enabled()",
             False,
-            has_cudnn_attention,
+            torch.backends.cuda.cudnn_sdp_enabled,
             partial(torch.backends.cuda.enable_cudnn_sdp, False),
         ),
         Switch(
@@ -221,9 +162,7 @@ def _switches(axes: Axes) -> list[Switch]:
             partial(torch.set_float32_matmul_precision, matmul_precision),
         ),
     ]
-    if axes.execution != "eager":
-        import torch._inductor.config as inductor  # takes a second to load
-
-        # Inductor would choose among some kernels by how fast they are on this occasion.
-        switches.append(Switch.attribute(inductor, "deterministic", True))
+    for owner, name, needed in attributes:
+        read, assign = partial(getattr, owner, name), partial(setattr, owner, name, needed)
+        switches.append(Switch(f"{owner.__name__}.{name}", needed, read, assign))
     return switches

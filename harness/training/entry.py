@@ -23,7 +23,7 @@ from harness.records.assignment import Assignment, read_assignment
 from harness.records.environment import Environment, describe_environment
 from harness.spec.environment import PREFIX, Variables
 from harness.spec.files import check_code, check_files, describe_dynamic_files
-from harness.training.determinism import naming_refusals, prepare_environment
+from harness.training.determinism import prepare_environment
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
 from harness.training.strategies import strategy_class
@@ -52,12 +52,8 @@ def joined(
     prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
     needed = strategy_class(axes.strategy).needs_process_group
-    with (
-        naming_refusals(axes),
-        process_group(
-            ranks, device, needed=needed, timeout=timeout, offloads=axes.fsdp.cpu_offload
-        ),
-    ):
+    offloads = axes.fsdp.cpu_offload
+    with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
         yield assignment, ParallelMesh(ranks, device, axes.shard_size)
 
 

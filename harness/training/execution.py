@@ -33,7 +33,6 @@ from harness.training.state import TrainingState
 
 # The cache folders of Inductor and Triton; both variables are read when compiling begins.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-DISABLING_VARIABLES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in eager mode
 # Torch logs the reason where TORCH_LOGS asks for it alone, under either name by its version.
@@ -95,7 +94,6 @@ class Compiler:
         self._compile_start = 0.0
         self._state = state
         self._was_in_step = False  # when the compilation started
-        self._has_own_forward = True  # of the model
         self._is_eager = axes.execution == "eager"
         if self._is_eager:
             return
@@ -114,9 +112,6 @@ class Compiler:
         """Return `model`, to be compiled at its first step if the axes ask for it."""
         if self._is_eager:
             return model
-        compiled_model = getattr(model, "module", model)  # DDP wraps it
-        forward = type(compiled_model).forward
-        self._has_own_forward = not forward.__module__.startswith("torch.")
         _, _, mode = self.axes.execution.partition(":")
         compiled = torch.compile(model, mode=mode or None, **self.axes.compile.changed())
         return cast(nn.Module, compiled)
@@ -150,8 +145,9 @@ class Compiler:
         graphs = int(counters["stats"]["unique_graphs"])
         if not graphs:
             raise NotApplied(
-                f"execution=compile had no effect: torch.compile compiled no graph;"
-                f" {self._likely_cause()}"
+                "execution=compile had no effect: torch.compile compiled no graph; needed: no"
+                " TORCH_COMPILE_DISABLE in the environment, a model with a forward of its own (no bare"
+                " nn.Sequential), and a loss() that calls the model itself"
             )
         if any(RECOMPILE_LIMIT in reason for reason in counters["unimplemented"]):
             raise NotApplied(
@@ -176,19 +172,4 @@ class Compiler:
             seconds=self.seconds,
             cache_hits=cache_hits,
             cache_misses=int(inductor["fxgraph_cache_miss"]),
-        )
-
-    def _likely_cause(self) -> str:
-        """Return why no graph may have been compiled, and what to change."""
-        disabling = [name for name in DISABLING_VARIABLES if os.environ.get(name) == "1"]
-        if disabling:
-            return f"{' and '.join(disabling)} in the environment turns it off"
-        if not self._has_own_forward:
-            return (
-                "it skips frames of torch itself, so the model's class needs its own forward"
-                " (no bare nn.Sequential)"
-            )
-        return (
-            "only calling the model itself runs what was compiled, so check that loss() does, and"
-            " calls none of its methods or submodules instead"
         )

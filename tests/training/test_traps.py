@@ -143,7 +143,7 @@ def test_a_compiled_model_that_is_never_called(tmp_path: Path) -> None:
         AroundTheModel(Options(), Settings()),
         tmp_path,
     )
-    with pytest.raises(NotApplied, match=r"compiled no graph; only calling the model itself runs"):
+    with pytest.raises(NotApplied, match="compiled no graph"):
         trainer.run()
 
 
