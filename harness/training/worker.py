@@ -12,11 +12,11 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from harness.core.processes import end_process
 from harness.training.interruption import before_torch
@@ -62,7 +62,6 @@ TASKS = {
     "export": "harness.serving.worker:export_model",
     "peaks": "harness.hardware.measured_peaks:measure_rank",
 }
-RunRank = Callable[[TrialFolder, Ranks, RankResult, TrainingState], RankResult]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_code = 0
     try:
         with heartbeats(folder, ranks, state):
-            result = _run_rank(options.task)(folder, ranks, entered, state)
+            run_rank = train if options.task is None else resolve_name(TASKS[options.task])
+            result = run_rank(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
@@ -108,15 +108,6 @@ def argument_parser() -> argparse.ArgumentParser:
         "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
     )
     return parser
-
-
-def _run_rank(task: str | None) -> RunRank:
-    """Return the function that does a task, `train` without one."""
-    if task is None:
-        return train
-    module, _, name = TASKS[task].partition(":")
-    run_rank: RunRank = getattr(import_module(module), name)
-    return run_rank
 
 
 def train(
