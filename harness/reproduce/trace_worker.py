@@ -31,8 +31,8 @@ def trace_rank(
         parts = build_trial(assignment, workload, folder, mesh, state)
         path = trace_path(folder.path, ranks.rank)
         recorder_class = SnapshotRecorder if recording.snapshots else Recorder
-        with recorder_class(parts, state, recording, path) as recorder:
-            trainer = Trainer(parts, state, recorder)
+        trainer = Trainer(parts, state)
+        with recorder_class(parts, state, recording, path) as trainer.hooks:
             trainer.run(min(recording.last_step, parts.total_steps))
-        del parts, trainer, recorder  # the process group ends after them
+        del parts, trainer  # the process group ends after them
     return replace(entered, loss=np.asarray(state.losses, dtype=np.float32))

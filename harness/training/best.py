@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,12 +22,10 @@ from harness.core.paths import fsync_folder, write_atomically
 from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
+from harness.training.build import TrialParts
 from harness.training.checkpoint import describe_file, make_buffers
 from harness.training.fingerprint import full_tensor
 from harness.training.state import TrainingState
-
-if TYPE_CHECKING:
-    from harness.training.build import TrialParts
 
 SCHEMA = 4
 FORMAT = FileFormat(name="seal of the best weights", schema=SCHEMA, is_sealed=True)

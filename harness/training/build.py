@@ -25,8 +25,6 @@ from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes, setting_that_needs_gpu
 from harness.spec.cell import MAX_STEPS, Length
-from harness.training.checkpoint import Checkpointer
-from harness.training.conditions import describe_conditions
 from harness.training.determinism import DeterministicMode
 from harness.training.evaluate import check_metrics
 from harness.training.execution import Compiler, uses_cuda_graphs
@@ -48,7 +46,6 @@ from harness.training.step import TrainStep, TreeStep
 from harness.training.stopping import check_validation_set
 from harness.training.strategies import strategy_class
 from harness.training.strategies.base import Strategy
-from harness.training.unsaved import UnsavedState
 from harness.training.workload_state import WorkloadState
 from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
 
@@ -82,7 +79,6 @@ class TrialParts:
     memory: PeakMemory  # counts from just before the model was built
     train_step: TrainStep  # all that happens in the timed region, besides fetching
     workload_state: WorkloadState
-    checkpointer: Checkpointer
     total_steps: int  # optimizer steps of the whole trial, over all attempts
 
     @property
@@ -103,12 +99,11 @@ def build_trial(
     mesh: ParallelMesh,
     state: TrainingState,
 ) -> TrialParts:
-    """Return all that a rank trains with, in the state of the trial's newest checkpoint.
+    """Return all that a rank trains with, as it is before the first step.
 
-    Every rank must call this, as ranks communicate. `state` is filled from the checkpoint, if the
-    trial has one, and gets the seconds of the phases "data" and "build". Raises BadInput and
-    NotApplied for settings that are impossible with this workload or on this device, and
-    BadCheckpoint.
+    Every rank must call this, as ranks communicate. `state` gets the seconds of the phases "data" and
+    "build". Raises BadInput and NotApplied for settings that are impossible with this workload or on
+    this device.
     """
     cell, seed, device = assignment.trial.cell, assignment.trial.seed, mesh.device
     axes = cell.axes
@@ -175,20 +170,6 @@ def build_trial(
             after_step=after_step,
         )
         workload_state = WorkloadState(workload)
-        checkpointer = Checkpointer(
-            folder=folder,
-            mesh=mesh,
-            strategy=strategy,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            scaler=train_step.scaler,
-            workload_state=workload_state,
-            unsaved_state=UnsavedState(
-                workload, splits.train, model, optimizer, uses_workers=axes.num_workers > 0
-            ),
-            conditions=describe_conditions(assignment.trial.id, assignment.packages, device),
-        )
         parts = TrialParts(
             assignment=assignment,
             folder=folder,
@@ -207,10 +188,8 @@ def build_trial(
             memory=memory,
             train_step=train_step,
             workload_state=workload_state,
-            checkpointer=checkpointer,
             total_steps=total_steps,
         )
-        checkpointer.resume(state, rehearse_step=lambda: _rehearse_step(parts, state))
     return parts
 
 
@@ -226,7 +205,7 @@ def _load_splits(workload: Workload) -> Splits:
     return splits
 
 
-def _micro_batch(samples: Samples, axes: Axes, mesh: ParallelMesh) -> Batch:
+def micro_batch(samples: Samples, axes: Axes, mesh: ParallelMesh) -> Batch:
     """Return the first samples, as many as a rank has in a forward and backward."""
     size = axes.batch_size // mesh.size // axes.grad_accum_steps
     return place_batch(samples.batch(range(size)), axes, mesh.device)
@@ -247,7 +226,7 @@ def _flops_per_sample(
         return float(stated)  # it may be a number of NumPy or torch
     try:
         with generators_kept(mesh.device):
-            batch = _micro_batch(samples, axes, mesh)
+            batch = micro_batch(samples, axes, mesh)
             shared: list[object] = [*model.parameters()]
             shared += [value for value in vars(workload).values() if isinstance(value, DATA)]
             copies = deepcopy((workload, model), {id(value): value for value in shared})
@@ -256,24 +235,6 @@ def _flops_per_sample(
     except Exception as error:
         print(f"the operations of a sample are unknown: {one_line(error)}", flush=True)
         return None
-
-
-def _rehearse_step(parts: TrialParts, state: TrainingState) -> None:
-    """Compute the forward and backward of one micro-batch and drop the gradients.
-
-    A strategy that arranges itself in its first steps needs this before a checkpoint is loaded.
-    What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
-    """
-    seconds_before = parts.compiler.seconds
-    batch = _micro_batch(parts.splits.train, parts.axes, parts.mesh)
-    loss = parts.train_step.loss(parts.train_step.module, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
-    parts.optimizer.zero_grad(set_to_none=True)
-    compile_seconds = parts.compiler.seconds - seconds_before
-    if compile_seconds:
-        # The first forward has compiled the model, in the time of "build".
-        state.add_seconds("compile", compile_seconds)
-        state.add_seconds("build", -compile_seconds)
 
 
 def count_steps(length: Length, steps_per_epoch: int) -> int:

@@ -15,7 +15,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,22 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.errors import BadInput, StorageError, one_line
-from harness.core.paths import TrialFolder, fsync_folder, write_atomically
+from harness.core.paths import fsync_folder, write_atomically
 from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
 from harness.records.seal import sealed_text
-from harness.training.conditions import find_mismatch
-from harness.training.mesh import ParallelMesh
-from harness.training.precision import Scaler
+from harness.training.build import TrialParts, micro_batch
+from harness.training.conditions import describe_conditions, find_mismatch
 from harness.training.series import SeriesFile
 from harness.training.state import TrainingState
-from harness.training.strategies.base import Strategy
 from harness.training.unsaved import UnsavedState
-from harness.training.workload_state import WorkloadState
 
 SEAL_SCHEMA = 4
 SEAL_FORMAT = FileFormat(name="checkpoint's seal", schema=SEAL_SCHEMA, is_sealed=True)
@@ -61,27 +57,29 @@ class RankSeal:
     unsaved: str | None = None
 
 
-@dataclass(kw_only=True)
 class Checkpointer:
     """Saves and restores everything that a resumed trial depends on; every rank must call both."""
 
-    folder: TrialFolder
-    mesh: ParallelMesh
-    strategy: Strategy
-    model: nn.Module  # without the strategy's wrapper
-    optimizer: Optimizer
-    schedule: LRScheduler | None  # None for a constant learning rate
-    scaler: Scaler  # whose loss scale is saved too
-    workload_state: WorkloadState
-    unsaved_state: UnsavedState  # what training changes and no checkpoint has
-    conditions: Mapping[str, str]  # that must be the same for a trial to resume
-
-    def __post_init__(self) -> None:
-        """Find the files of this rank."""
-        self._rank = self.mesh.ranks.rank
-        self._has_model = self.strategy.shards_parameters or self._rank == 0
-        self._checkpoints = self.folder.resume_checkpoints
+    def __init__(self, parts: TrialParts) -> None:
+        """Look at the parts as they are before training, and find the files of this rank."""
+        self.mesh, self.model = parts.mesh, parts.model
+        self._parts, self._step = parts, parts.train_step
+        self._rank = parts.mesh.ranks.rank
+        self._has_model = parts.strategy.shards_parameters or self._rank == 0
+        self._checkpoints = parts.folder.resume_checkpoints
         self._series = SeriesFile(self._checkpoints / f"rank{self._rank}.series")
+        # What training changes and no checkpoint has.
+        self._unsaved_state = UnsavedState(
+            parts.workload,
+            parts.splits.train,
+            parts.model,
+            self._step.optimizer,
+            uses_workers=parts.axes.num_workers > 0,
+        )
+        assignment = parts.assignment  # the conditions must be the same for a trial to resume
+        self._conditions = describe_conditions(
+            assignment.trial.id, assignment.packages, parts.mesh.device
+        )
 
     # Saving
 
@@ -110,7 +108,8 @@ class Checkpointer:
         this.
         """
         modules, parameters = self.model.named_modules(), self.model.named_parameters()
-        schedule = {} if self.schedule is None else self.schedule.state_dict()
+        schedule = self._step.schedule
+        schedule_state = {} if schedule is None else schedule.state_dict()
         content = {
             "step": state.step,
             "at": time.time(),
@@ -121,11 +120,11 @@ class Checkpointer:
             "buffers": dict(self.model.named_buffers()),
             "modes": {name: module.training for name, module in modules},
             "requires_grad": {name: parameter.requires_grad for name, parameter in parameters},
-            "optimizer": self.optimizer.state_dict() if self._has_model else {},
+            "optimizer": self._step.optimizer.state_dict() if self._has_model else {},
             # Without its functions, with which it is made again.
-            "schedule": {name: value for name, value in schedule.items() if not callable(value)},
-            "scaler": self.scaler.state(),
-            "workload": self.workload_state.save(),
+            "schedule": {key: item for key, item in schedule_state.items() if not callable(item)},
+            "scaler": self._step.scaler.state(),
+            "workload": self._parts.workload_state.save(),
             "random": _random_state(),
             "unsaved": self.unsaved,
         }
@@ -153,7 +152,7 @@ class Checkpointer:
                 os.fsync(file.fileno())
             size, digest = describe_file(path)
             unsaved = content["unsaved"]
-            seal = RankSeal(size=size, sha256=digest, conditions=self.conditions, unsaved=unsaved)
+            seal = RankSeal(size=size, sha256=digest, conditions=self._conditions, unsaved=unsaved)
             write_atomically(seal_path, sealed_text(asdict(seal)))
             fsync_folder(self._checkpoints)
         return size
@@ -174,27 +173,25 @@ class Checkpointer:
     @cached_property
     def unsaved(self) -> str | None:
         """What training has changed by the first save and no checkpoint has; None if trials can resume."""
-        problem = self.unsaved_state.find()
+        problem = self._unsaved_state.find()
         if problem is not None:
             print(f"an attempt that is stopped starts again from step 0: {problem}", flush=True)
         return problem
 
     # Resuming
 
-    def resume(self, state: TrainingState, rehearse_step: Callable[[], None]) -> None:
+    def resume(self, state: TrainingState) -> None:
         """Restore the trial's newest checkpoint that all ranks hold, if it has one.
 
         It goes into `state` and into all that this object was made with. `state` also gets the
         interruption that this puts an end to, and the checkpoints that were passed over.
-        `rehearse_step()` computes a forward and a backward, and drops the gradients:
-        `Strategy.arranging_steps` says what for.
         """
         faults: list[str] = []
         step = self._newest_common_step(faults)
         for fault in faults:
             print(f"not resumed from {fault}", flush=True)
         if step >= 0:
-            content = self._restore(step, rehearse_step)
+            content = self._restore(step, state)
             state.resume_from(content["state"], self._series.read(step))
             lost_seconds = max(0.0, time.time() - content["at"])
             interruption = Interruption(
@@ -227,7 +224,7 @@ class Checkpointer:
             return False
         try:
             seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
-            fault = seal.unsaved or find_mismatch(seal.conditions, self.conditions)
+            fault = seal.unsaved or find_mismatch(seal.conditions, self._conditions)
             if fault is None and describe_file(folder / name) != (seal.size, seal.sha256):
                 fault = f"{name}: found another size or SHA-256 than its seal has: it is damaged"
             if fault is None and self._series.steps() < step:
@@ -238,7 +235,7 @@ class Checkpointer:
             faults.append(f"{folder}: {fault}")
         return fault is None
 
-    def _restore(self, step: int, rehearse_step: Callable[[], None]) -> Mapping[str, Any]:
+    def _restore(self, step: int, state: TrainingState) -> Mapping[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
         folder = self._step_folder(step)
         content = torch.load(folder / f"rank{self._rank}.pt", "cpu", weights_only=True)
@@ -246,21 +243,38 @@ class Checkpointer:
         if not self._has_model:
             shared = torch.load(folder / "rank0.pt", "cpu", weights_only=True)
         # A trial that had done fewer steps was still arranging itself.
-        for _ in range(min(step, self.strategy.arranging_steps)):
-            rehearse_step()
+        for _ in range(min(step, self._parts.strategy.arranging_steps)):
+            self._rehearse_step(state)
         self._load_model(shared["model"], content["buffers"])
         for name, module in self.model.named_modules():
             module.training = content["modes"][name]
-        self.optimizer.load_state_dict(_placed(self.optimizer, shared["optimizer"]))
+        self._step.optimizer.load_state_dict(_placed(self._step.optimizer, shared["optimizer"]))
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(content["requires_grad"][name])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(content["schedule"])
-        self.scaler.restore(content["scaler"])
-        self.workload_state.load(content["workload"])
+        if self._step.schedule is not None:
+            self._step.schedule.load_state_dict(content["schedule"])
+        self._step.scaler.restore(content["scaler"])
+        self._parts.workload_state.load(content["workload"])
         _restore_random_state(content["random"])
         restored: Mapping[str, Any] = content
         return restored
+
+    def _rehearse_step(self, state: TrainingState) -> None:
+        """Compute the forward and backward of one micro-batch and drop the gradients.
+
+        A strategy that arranges itself in its first steps needs this before a checkpoint is loaded.
+        What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
+        """
+        parts = self._parts
+        seconds_before = parts.compiler.seconds
+        batch = micro_batch(parts.splits.train, parts.axes, parts.mesh)
+        self._step.loss(self._step.module, batch).backward()  # type: ignore[no-untyped-call]
+        self._step.optimizer.zero_grad(set_to_none=True)
+        # The first forward has compiled the model, in the time of "build".
+        compile_seconds = parts.compiler.seconds - seconds_before
+        if compile_seconds:
+            state.add_seconds("compile", compile_seconds)
+            state.add_seconds("build", -compile_seconds)
 
     @torch.no_grad()
     def _load_model(self, saved: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:

@@ -23,7 +23,7 @@ from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, StopOutcome, TargetMetric
 from harness.training.best import save_best
 from harness.training.build import TrialParts
-from harness.training.checkpoint import KEPT
+from harness.training.checkpoint import KEPT, Checkpointer
 from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_model
 from harness.training.interruption import SIGNAL, is_requested
@@ -88,7 +88,7 @@ class Hooks:
 
 
 class Trainer:
-    """Trains one trial at one rank, segment by segment.
+    """Trains one trial at one rank, segment by segment, from its newest checkpoint on.
 
     `run` is the loop. A segment is two calls: `train_segment`, which is timed, and `synchronize`,
     which is not. What a trial leaves is in `state`.
@@ -96,7 +96,7 @@ class Trainer:
 
     def __init__(self, parts: TrialParts, state: TrainingState, hooks: Hooks | None = None) -> None:
         self.parts = parts
-        self.state = state  # of the attempts before this one, and filled by it
+        self.state = state  # gets that of the attempts before this one, and is filled by it
         self.hooks = hooks or Hooks()
         self.telemetry = parts.telemetry
         self.target = TargetMetric(**asdict(parts.workload.target))
@@ -108,8 +108,11 @@ class Trainer:
             parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
         )
         self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
+        self.checkpointer = Checkpointer(parts)
+        with state.timed("build"):
+            self.checkpointer.resume(state)
         saves = parts.assignment.saves
-        self.saver = None if saves is None else IntervalSaver(saves, parts.checkpointer, state)
+        self.saver = None if saves is None else IntervalSaver(saves, self.checkpointer, state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
         self._batches_ahead = batches_ahead(parts.loader)  # none without workers
@@ -398,14 +401,14 @@ class Trainer:
         if state.step > state.resumed_at:
             keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
             try:
-                parts.checkpointer.save(state, interrupted_by=SIGNAL.name, keep=keep)
+                self.checkpointer.save(state, interrupted_by=SIGNAL.name, keep=keep)
             except StorageError as error:
                 problem = f"; step {state.step} was not saved: {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         barrier()
         message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
-        if state.step and parts.checkpointer.unsaved is not None:
-            message += f"; the next attempt starts from step 0: {parts.checkpointer.unsaved}"
+        if state.step and self.checkpointer.unsaved is not None:
+            message += f"; the next attempt starts from step 0: {self.checkpointer.unsaved}"
         raise Interrupted(message)
 
     # Results

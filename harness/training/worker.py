@@ -126,8 +126,8 @@ def train(
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
         parts = build_trial(assignment, workload, folder, mesh, state)
-        with _recorder(parts, state) as recorder, parts.telemetry:
-            trainer = Trainer(parts, state, recorder)
+        trainer = Trainer(parts, state)
+        with _recorder(parts, state) as trainer.hooks, parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
             workload = parts.workload
@@ -136,15 +136,15 @@ def train(
         if assignment.profile:
             trace_steps(parts, state, assignment.profile.steps)
             result = replace(result, phases=dict(state.phases))
-        del parts, trainer, recorder  # the process group ends after them
+        del parts, trainer  # the process group ends after them
     return result
 
 
-def _recorder(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks | None]:
+def _recorder(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks]:
     """Return the recorder of the steps that the sweep names, as the context of the training."""
     chosen = parts.assignment.fingerprints
     if chosen is None:
-        return nullcontext()
+        return nullcontext(Hooks())
     from harness.training.recorder import fingerprint_recorder  # xxhash, which stacks may lack
 
     return fingerprint_recorder(parts, state, chosen)

@@ -142,7 +142,7 @@ def trained(folder: Path, workload_class: type[Workload], *, stop: int | None = 
     trainer = make_trainer(make_assignment(steps=STEPS), workload, folder, hooks=NoEvaluation())
     trainer.run(stop)
     if stop is not None:
-        trainer.parts.checkpointer.save(trainer.state)
+        trainer.checkpointer.save(trainer.state)
     return trainer
 
 

@@ -306,7 +306,7 @@ def test_a_schedule_of_ones_own_is_saved_and_resumed(tmp_path: Path) -> None:
         trainer = make_trainer(make_assignment(steps=4), workload, tmp_path)
         parts, state = trainer.parts, trainer.state
         trainer.run(stop)
-        parts.checkpointer.save(state)
+        trainer.checkpointer.save(state)
         rates.append(parts.optimizer.param_groups[0]["lr"])
     assert rates[1] == pytest.approx(rates[0] / 4)
 
@@ -320,7 +320,6 @@ def test_optimizer_state_is_restored_in_the_memory_format_of_the_parameters(tmp_
             assignment = make_assignment(steps=4, channels_last=True, optimizer_impl="fused")
             trainer = make_trainer(assignment, workload, tmp_path / name, hooks=NoEvaluation())
             trainer.run(stop)
-            parts = trainer.parts
-            parts.checkpointer.save(trainer.state)
+            trainer.checkpointer.save(trainer.state)
         digests.append(trainer.fingerprint())
     assert digests[0] == digests[1]
