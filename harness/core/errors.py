@@ -110,17 +110,22 @@ class StorageError(HarnessError):
     """
 
 
+MOST_LISTED = 24  # words beside one that is near
+
+
 def did_you_mean(
     value: object, allowed: Iterable[str], listed_words: Iterable[str] | None = None
 ) -> str:
     """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
 
-    As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near.
-    Where too many words are allowed to be read, `listed_words` are those that are listed.
+    As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near,
+    and without the list if it is long. Where too many words are allowed, `listed_words` are listed.
     """
     choices = sorted(allowed)
     listed = ", ".join(choices if listed_words is None else listed_words) or "nothing"
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    if nearest and len(choices) > MOST_LISTED:
+        return f"did you mean {nearest[0]!r}?"
     if nearest:
         return f"did you mean {nearest[0]!r}? allowed: {listed}"
     return f"allowed: {listed}"

@@ -49,7 +49,7 @@ MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some 
 class SweepKeys:
     """The keys of a sweep file that are those of the sweep too, and their defaults."""
 
-    name: str  # decides the folder of the results
+    name: str  # decides the folder of the results; that of the file unless it is given
     seeds: Seeds = field(default_factory=lambda: [0])  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
@@ -86,6 +86,7 @@ def read_sweep_file(document: Document, sets: Sequence[str], data: Sequence[str]
     The file is checked before the first flag and after each flag. So flags find mappings where they
     look for them, and a mistake is reported where it was made.
     """
+    document.content.setdefault("name", Path(document.source_of(())).stem)
     file = _validate(document)
     for text in sets:
         _apply_set(document, text)
@@ -112,6 +113,8 @@ def _validate(document: Document) -> SweepFile:
     for label, entry in workloads.items():
         if entry is None:  # a workload as it is declared
             workloads[label] = {}
+        elif isinstance(entry, str):
+            workloads[label] = {"uses": entry}
         elif isinstance(entry, dict):
             _expand(document, ("workloads", label), entry)
             if isinstance(entry.get("target"), str):

@@ -57,32 +57,32 @@ UNKNOWN_KEYS = [
     param(
         "matrix",
         GOOD + "matrix:\n  exection: [eager]\n",
-        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'? allowed: activation_checkpointing, ",
+        "sweep.yaml:5: matrix.exection: unknown axis; did you mean 'execution'?",
     ),
     param(
         "axes",
         GOOD + "matrix: {world-size: 2}\n",
-        "sweep.yaml:4: matrix.world-size: unknown axis; did you mean 'world_size'? allowed: activation_checkp",
+        "sweep.yaml:4: matrix.world-size: unknown axis; did you mean 'world_size'?",
     ),
     param(
         "workload-axes",
         "name: demo\nworkloads:\n  mlp:\n    axes: {batchsize: 2}\n",
-        "sweep.yaml:4: workloads.mlp.axes.batchsize: unknown axis; did you mean 'batch_size'? allowed: ",
+        "sweep.yaml:4: workloads.mlp.axes.batchsize: unknown axis; did you mean 'batch_size'?",
     ),
     param(
         "zip",
         GOOD + "zip:\n  - stratgy: [ddp]\n",
-        "sweep.yaml:5: zip[0].stratgy: unknown axis; did you mean 'strategy'? allowed: ",
+        "sweep.yaml:5: zip[0].stratgy: unknown axis; did you mean 'strategy'?",
     ),
     param(
         "exclude",
         GOOD + "exclude:\n  - precision: bf16\n  - worklod: mlp\n",
-        "sweep.yaml:6: exclude[1].worklod: unknown axis; did you mean 'workload'? allowed: ",
+        "sweep.yaml:6: exclude[1].worklod: unknown axis; did you mean 'workload'?",
     ),
     param(
         "include",
         GOOD + "include:\n  - presicion: bf16\n",
-        "sweep.yaml:5: include[0].presicion: unknown axis; did you mean 'precision'? allowed: ",
+        "sweep.yaml:5: include[0].presicion: unknown axis; did you mean 'precision'?",
     ),
 ]
 
@@ -147,11 +147,6 @@ VALUES = [
         "sweep.yaml:1: name: found ' '; allowed: letters, digits, ., - and _, at most 200",
     ),
     param(
-        "no-name",
-        "workloads: {mlp: }\n",
-        "sweep.yaml: name: missing; it has no default",
-    ),
-    param(
         "no-workloads",
         "name: demo\n",
         "sweep.yaml: workloads: missing; it has no default",
@@ -165,11 +160,6 @@ VALUES = [
         "workload-list",
         "name: demo\nworkloads: [mlp]\n",
         'sweep.yaml:2: workloads: found ["mlp"]; allowed: keys with values',
-    ),
-    param(
-        "workload-text",
-        "name: demo\nworkloads: {mlp: digits}\n",
-        'sweep.yaml:2: workloads.mlp: found "digits"; allowed: keys with values',
     ),
     param(
         "workload",

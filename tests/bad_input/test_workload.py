@@ -73,7 +73,7 @@ def test_options_of_a_workload_of_the_user() -> None:
     line_fit = Path(__file__).parents[1] / "support" / "line.py"
     spec = f"name: demo\nworkloads:\n  mine:\n    uses: {line_fit}:LineFit\n    options: {{sample: 3}}\n"
     Path("sweep.yaml").write_text(spec, encoding="utf-8")
-    wanted = "sweep.yaml:5: workloads.mine.options.sample: unknown key; did you mean 'samples'? allowed: "
+    wanted = "sweep.yaml:5: workloads.mine.options.sample: unknown key; did you mean 'samples'?"
     check(refused("run", "sweep.yaml"), wanted)
 
 

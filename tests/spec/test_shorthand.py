@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.spec.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.sweeps import DIGITS, load, write
 
@@ -43,6 +44,13 @@ def test_short_form_is_the_same_sweep(
         trials.append([(trial.id, str(trial.cell.length)) for trial in sweep.trials()])
     assert trials[0] == trials[1]
     assert trials[0]
+
+
+def test_a_sweep_has_the_name_of_its_file_and_a_workload_that_of_its_class(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("workloads: {small: mlp}\n", encoding="utf-8")
+    sweep = load_sweep(path)
+    assert (sweep.name, sweep.cells[0].workload.uses) == ("mine", "mlp")
 
 
 @pytest.mark.parametrize(
