@@ -68,7 +68,9 @@ MISTAKES = {
     "deepspeed": in_file(
         "matrix: {strategy: [ddp, deepspeed]}", "allowed: ddp, fsdp2, hsdp, single"
     ),
-    "several ranks of one": in_file("matrix: {world_size: [2]}", "as with `strategy: ddp`"),
+    "several ranks of one": in_file(
+        "matrix: {world_size: [2]}", "strategy single is one rank, world_size is 2"
+    ),
     "a range of seeds": Mistake("plan demo.yaml --seeds 1-3", "seeds: found \"1-3\"; allowed: a list"),
     "zip of unequal lists": in_file(
         "zip: [{strategy: [single, ddp], world_size: [1]}]", "allowed: equal lengths"
