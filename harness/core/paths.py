@@ -37,6 +37,9 @@ TRIAL_ID = re.compile(r"(?P<cell>.+-[0-9a-f]{10})-s(?P<seed>\d{1,10})-r(?P<repea
 MADE_SAFE = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{8}")
 
 
+PathOf = Callable[[int | str], Path]
+
+
 class Below:
     """A path in a folder of results, by its name there."""
 
@@ -45,6 +48,13 @@ class Below:
 
     def __get__(self, folder: TrialFolder | SweepFolder | Results, _: object = None) -> Path:
         return folder.path / self.name
+
+
+class BelowOf(Below):
+    """Paths in a folder, by a pattern of their names: of a rank, an attempt, a format or a digest."""
+
+    def __get__(self, folder: TrialFolder | SweepFolder, _: object = None) -> PathOf:  # type: ignore[override]
+        return lambda name: folder.path / self.name.format(name)
 
 
 @dataclass(frozen=True)
@@ -76,43 +86,15 @@ class TrialFolder:
     )  # digests of single tensors, where the sweep wants them
     trace_folder = Below("profile")  # the profiler's traces and tables of all ranks
 
-    def invalid_record_path(self, attempt: int | str) -> Path:
-        """Return where the record of an invalid attempt goes when the next attempt replaces it.
-
-        Attempts count from 1; `*` makes a pattern for those of all attempts.
-        """
-        return self.path / f"invalid-{attempt}.json"
-
-    def heartbeat_path(self, rank: int) -> Path:
-        """Return where a rank writes its heartbeats, each in place of the last."""
-        return self.heartbeat_folder / f"rank{rank}.json"
-
-    def exported_model(self, format_name: str) -> Path:
-        """Return the folder of the model in a format."""
-        return self.export_folder / format_name
-
-    def rank_log(self, rank: int) -> Path:
-        """Return the log of what one rank prints, libraries and the user's workload included."""
-        return self.log_folder / f"rank{rank}.log"
-
-    def result_path(self, rank: int) -> Path:
-        """Return where a rank leaves its part of the record, as a RankResult."""
-        return self.path / f"rank{rank}.json"
-
-    def fingerprint_path(self, rank: int) -> Path:
-        """Return where a rank writes the digests of its tensors, a mark a line."""
-        return self.fingerprint_folder / f"rank{rank}.jsonl"
-
-    def trace_path(self, rank: int) -> Path:
-        """Return the profiler's trace of one rank, which Perfetto and chrome://tracing open."""
-        return self.trace_folder / f"rank{rank}.json.gz"
-
-    def compiler_cache(self, rank: int) -> Path:
-        """Return the compiler's cache of one rank where it must start cold.
-
-        It exists while the trial runs.
-        """
-        return self.path / f"cache{rank}"
+    # Of an invalid attempt, when the next one replaces it; `*` makes a pattern for those of all attempts.
+    invalid_record_path = BelowOf("invalid-{}.json")
+    heartbeat_path = BelowOf("heartbeats/rank{}.json")  # each heartbeat in place of the last
+    exported_model = BelowOf("export/{}")  # the folder of the model in a format
+    rank_log = BelowOf("logs/rank{}.log")  # what a rank prints, libraries and the workload included
+    result_path = BelowOf("rank{}.json")  # a rank's part of the record, as a RankResult
+    fingerprint_path = BelowOf("fingerprints/rank{}.jsonl")  # digests of its tensors, a mark a line
+    trace_path = BelowOf("profile/rank{}.json.gz")  # which Perfetto and chrome://tracing open
+    compiler_cache = BelowOf("cache{}")  # of a rank that must start cold, while the trial runs
 
 
 @dataclass(frozen=True)
@@ -127,16 +109,10 @@ class SweepFolder:
     parity_path = Below("parity.json")  # how alike the sweep's cells are
     report_path = Below("report.html")  # one file that needs no other
 
-    def packages_path(self, digest: str) -> Path:
-        """Return the list of all packages that were installed, of that SHA-256, for `pip install -r`.
-
-        Trials of one environment share it.
-        """
-        return self.path / "environments" / f"{digest}.txt"
-
-    def diff_path(self, digest: str) -> Path:
-        """Return how the user's repository differed from its commit, in the file of that SHA-256."""
-        return self.path / "environments" / f"{digest}.diff"
+    # All packages that were installed, of that SHA-256, for `pip install -r`; trials share it.
+    packages_path = BelowOf("environments/{}.txt")
+    # How the user's repository differed from its commit, in the file of that SHA-256.
+    diff_path = BelowOf("environments/{}.diff")
 
     def environment_paths(self) -> list[Path]:
         """Return the files that `packages_path` and `diff_path` name by their SHA-256."""

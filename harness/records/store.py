@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from harness.core.errors import BadFile, BadInput, did_you_mean
-from harness.core.locks import lock_file, share_file
+from harness.core.locks import lock_file
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
 from harness.core.storage import writing
 from harness.core.validation import decode_value
@@ -365,6 +365,6 @@ def is_locked(folder: SweepFolder) -> bool:
         return False
     with folder.lock_path.open("rb") as file:
         try:
-            return not share_file(file.fileno(), timeout=0)
+            return not lock_file(file, 0, is_shared=True)
         except OSError:  # a file system without locks: `lock` refuses to run trials there
             return False
