@@ -54,7 +54,6 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
         content = {
             "sweep": status.sweep.name,
             "slurm_error": status.slurm_error,
-            "ettr": status.ettr,
             "trials": list(map(asdict, status.trials)),
         }
         print_json(content)
@@ -68,8 +67,6 @@ def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
     if rows:
         show_table(console, trial_table(rows))
     console.print_markup(headline(status))
-    if status.ettr is not None:
-        console.print_text(f"{status.ettr:.1%} of the wall time of finished trials trained (ETTR)")
 
 
 def show_summary(statuses: Sequence[SweepStatus]) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,19 @@ import pytest
 from rich.console import Console
 
 from harness.core.errors import BadInput
-from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.interface import watching
 from harness.interface.delivery import JobDelivery
-from harness.records.record import Failure
+from harness.records.record import Failure, Record
 from harness.records.store import lock
 from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.packing import JobArray
-from harness.slurm.status import (
-    RecordHeader,
-    State,
-    SweepStatus,
-    TrialFiles,
-    TrialState,
-    read_statuses,
-    read_trial_files,
-    trial_states,
-)
+from harness.slurm.status import State, SweepStatus, TrialState, read_statuses, sweep_status
 from harness.slurm.submission import Submission
 from harness.spec.cluster import Profile
-from tests.factories import make_record
+from tests.factories import make_record, write_trial
 from tests.support.commands import harness
 from tests.support.reports import write_run
 from tests.support.sweeps import load
@@ -54,9 +45,8 @@ SQUEUE = """\
 7_5|PENDING||NAME|JobArrayTaskLimit
 slurm_load_jobs: Socket timed out on send/recv operation
 """
-NO_FOLDER = SweepFolder(Path("no such sweep"))  # for which no log is read
-PROGRESS = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1, "at": 0.0}
-RUNNING = TrialFiles(progress=PROGRESS, begun_at=1.0)
+PREEMPTED = Failure(kind="Interrupted", message="preempted")
+PROGRESS: dict[str, Any] = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1}
 
 
 @pytest.fixture
@@ -75,33 +65,49 @@ def submission(tmp_path: Path) -> Submission:
     return Submission(sweep=sweep, profile=profile, arrays=arrays, first_attempts=first_attempts)
 
 
-def recorded(status: Any = "done", attempt: int = 1, detail: str = "") -> TrialFiles:
-    """Return what lies in the folder of a trial whose last attempt has ended like this."""
-    return TrialFiles(record=RecordHeader(status=status, attempt=attempt, detail=detail))
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    """The folder of the submission's sweep."""
+    return Results(tmp_path / "results").sweep_folder("demo")
+
+
+@pytest.fixture
+def trials(submission: Submission, folder: SweepFolder) -> list[TrialFolder]:
+    """The folders of the submission's trials."""
+    return [folder.trial_folder(trial.id) for trial in submission.sweep.trials()]
+
+
+@pytest.fixture
+def leave(submission: Submission, folder: SweepFolder) -> Callable[..., Record]:
+    """A function that leaves the record of a trial which has ended since it was submitted."""
+
+    def leave_record(seed: int, **changes: Any) -> Record:
+        trial = submission.sweep.trials()[seed]
+        earlier = changes.pop("previous_failures", ())
+        changes = {"started": submission.created_at + 1, **changes}
+        record = make_record(trial.cell, seed=seed, **changes)
+        record = replace(record, previous_failures=earlier)
+        write_trial(folder, record)
+        return record
+
+    return leave_record
+
+
+def begin(trial_folder: TrialFolder, **progress: Any) -> None:
+    """Leave what a trial leaves that runs, with its last report of progress if there is one."""
+    write_atomically(trial_folder.assignment_path, "{}")
+    if progress:
+        write_atomically(trial_folder.progress_path, json.dumps(progress))
 
 
 def states_by(
-    submission: Submission,
-    files_by_seed: Mapping[int, TrialFiles] | None = None,
-    squeue: str | None = SQUEUE,
+    submission: Submission, folder: SweepFolder, squeue: str | None = SQUEUE
 ) -> list[TrialState]:
     """Return the states of a submission's trials; NAME in squeue's text is that of its jobs."""
-    trials = submission.sweep.trials()
-    files = {trials[seed].id: trial_files for seed, trial_files in (files_by_seed or {}).items()}
     queue = None
     if squeue is not None:
         queue = queues.parse_squeue(squeue.replace("NAME", submission.job_name(0)))
-    return trial_states(trials, NO_FOLDER, [submission], files, queue)
-
-
-def local_states(
-    submission: Submission, files_by_seed: Mapping[int, TrialFiles], *, runs_locally: bool
-) -> list[TrialState]:
-    """Return the states of the same trials if they were never submitted."""
-    trials = submission.sweep.trials()
-    files = {trials[seed].id: trial_files for seed, trial_files in files_by_seed.items()}
-    run_since = 0.0 if runs_locally else None
-    return trial_states(trials, NO_FOLDER, [], files, [], local_run_since=run_since)
+    return list(sweep_status(submission.sweep, folder, [submission], queue).trials)
 
 
 def names(rows: Sequence[TrialState]) -> list[State]:
@@ -109,11 +115,9 @@ def names(rows: Sequence[TrialState]) -> list[State]:
     return [row.state for row in rows]
 
 
-def status_of(
-    submission: Submission, rows: Sequence[TrialState], slurm_error: str | None = None
-) -> SweepStatus:
+def status_of(submission: Submission, rows: Sequence[TrialState]) -> SweepStatus:
     """Return the status of a sweep with these rows."""
-    return SweepStatus(sweep=submission.sweep, trials=rows, slurm_error=slurm_error)
+    return SweepStatus(sweep=submission.sweep, trials=rows)
 
 
 class TestQueue:
@@ -169,128 +173,176 @@ class TestQueue:
 
 
 class TestOfSubmittedTrials:
-    def test_the_folder_comes_first_and_slurm_second(self, submission: Submission) -> None:
+    def test_the_folder_comes_first_and_slurm_second(
+        self,
+        submission: Submission,
+        folder: SweepFolder,
+        trials: list[TrialFolder],
+        leave: Callable[..., Record],
+    ) -> None:
         """Job 7_1 is completing and 7_6 has ended; the records count, whatever Slurm says of the
         jobs.
         """
-        failed = recorded("failed", detail="ValueError: no")
-        rows = states_by(submission, {0: RUNNING, 1: recorded(), 6: failed})
+        begin(trials[0], **PROGRESS, at=time.time())
+        leave(1)
+        leave(6, status="failed")
+        rows = states_by(submission, folder)
         assert names(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
         running = rows[0]
         assert (running.job, running.nodes) == ("7_0", "n[1-2]")
         assert (running.step, running.steps, running.throughput) == (30, 100, 512.5)
-        assert [rows[seed].detail for seed in (2, 3)] == ["JobArrayTaskLimit"] * 2
-        assert rows[6].detail == "ValueError: no"
+        assert rows[2].detail == "JobArrayTaskLimit"
+        assert "no such thing" in rows[6].detail
 
-    def test_starting_as_soon_as_the_next_attempt_has_begun(self, submission: Submission) -> None:
-        interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
-        begun = replace(interrupted, begun_at=1.0)
-        rows = states_by(submission, {0: begun, 1: begun, 2: begun})
-        assert names(rows)[:3] == ["running", "interrupted", "interrupted"]
+    def test_starting_as_soon_as_the_next_attempt_has_begun(
+        self,
+        submission: Submission,
+        folder: SweepFolder,
+        trials: list[TrialFolder],
+        leave: Callable[..., Record],
+    ) -> None:
+        """Where the job is in the queue again, an attempt is one that ended with an earlier start."""
+        for seed in range(3):
+            leave(seed, status="interrupted", failure=PREEMPTED)
+            begin(trials[seed])
+        rows = states_by(submission, folder)
+        assert names(rows)[:3] == ["running", "queued", "queued"]
         assert rows[0].detail == "starting"
+        assert rows[2].detail == "to run again: Interrupted: preempted"
 
-    def test_lost_with_a_job_that_left_no_record(self, submission: Submission) -> None:
-        rows = states_by(submission, {5: RUNNING}, squeue="")
+    def test_lost_with_a_job_that_left_no_record(
+        self, submission: Submission, folder: SweepFolder, trials: list[TrialFolder]
+    ) -> None:
+        begin(trials[5], **PROGRESS, at=time.time())
+        rows = states_by(submission, folder, squeue="")
         assert set(names(rows)) == {"lost"}
-        log = f"{NO_FOLDER.path}/jobs/{submission.id}/0-0.log"
+        log = f"{folder.path}/jobs/{submission.id}/0-0.log"
         assert rows[0].detail == (
             f"its job ended without a record of it; last line of its log: none; log: {log}"
         )
 
-    def test_cancelled_is_not_lost(self, submission: Submission) -> None:
-        cancelled = replace(submission, is_cancelled=True)
-        rows = states_by(cancelled, {0: recorded()}, squeue="")
-        assert set(names(rows)) == {"done", "cancelled"}
+    def test_cancelled_is_not_lost(
+        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
+    ) -> None:
+        leave(0)
+        leave(1, status="interrupted", failure=PREEMPTED)
+        rows = states_by(replace(submission, is_cancelled=True), folder, squeue="")
+        assert names(rows) == ["done", *["cancelled"] * 6]
 
-    def test_interrupted_waits_for_its_job_or_is_lost_with_it(self, submission: Submission) -> None:
-        interrupted = recorded("interrupted", detail="Interrupted: SIGUSR2")
-        rows = states_by(submission, {2: interrupted, 6: interrupted})
-        assert (rows[2].state, rows[2].is_live) == ("interrupted", True)
-        assert (rows[6].state, rows[6].is_live) == ("lost", False)
+    def test_interrupted_waits_for_its_job_or_is_lost_with_it(
+        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
+    ) -> None:
+        for seed in (2, 6):
+            leave(seed, status="interrupted", failure=PREEMPTED)
+        rows = states_by(submission, folder)
+        assert (rows[2].state, rows[6].state) == ("queued", "lost")
 
-    def test_a_job_with_another_name_is_somebody_elses(self, submission: Submission) -> None:
+    def test_a_job_with_another_name_is_somebody_elses(
+        self, submission: Submission, folder: SweepFolder
+    ) -> None:
         """Slurm's ids come back after a while."""
         squeue = SQUEUE.replace("NAME", "another-job-of-mine")
         assert queues.live_jobs([submission], queues.parse_squeue(squeue)) == {}
-        assert set(names(states_by(submission, squeue=squeue))) == {"lost"}
+        assert set(names(states_by(submission, folder, squeue))) == {"lost"}
 
     def test_invalid_is_not_final_while_its_job_may_run_it_again(
-        self, submission: Submission
+        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
     ) -> None:
-        rows = states_by(submission, {1: recorded("invalid"), 6: recorded("invalid")})
-        assert (rows[1].is_live, rows[1].is_final) == (True, False)
-        assert (rows[6].is_live, rows[6].is_final) == (False, True)
+        for seed in (2, 6):
+            leave(seed, status="invalid")
+        rows = states_by(submission, folder)
+        assert (rows[2].state, rows[2].is_final) == ("queued", False)
+        assert (rows[6].state, rows[6].is_final) == ("invalid", True)
 
+    @pytest.mark.parametrize(("count", "state"), [(1, "queued"), (2, "queued"), (3, "failed")])
     def test_lost_with_a_node_it_runs_again_while_its_job_exists(
-        self, submission: Submission
+        self,
+        count: int,
+        state: str,
+        submission: Submission,
+        folder: SweepFolder,
+        leave: Callable[..., Record],
     ) -> None:
         """Up to the number of retries, and if Slurm is silent too."""
         failure = Failure(kind="NodeFailure", message="n2 died", host="n2")
-        for count, state in ((1, "queued"), (2, "queued"), (3, "failed")):
-            header = RecordHeader(
-                status="failed",
-                attempt=count,
-                detail=str(failure),
-                failures=[replace(failure, attempt=1)] * count,
-            )
-            files = {2: TrialFiles(record=header)}
-            row = states_by(submission, files)[2]
-            assert row.state == state
-            assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
-            assert states_by(submission, files, squeue="")[2].state == "failed"
-            assert states_by(submission, files, squeue=None)[2].state == state
+        began_at = submission.created_at + 1
+        earlier = [replace(failure, attempt=1, began_at=began_at)] * (count - 1)
+        leave(2, status="failed", attempt=count, failure=failure, previous_failures=tuple(earlier))
+        row = states_by(submission, folder)[2]
+        assert row.state == state
+        assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
+        assert states_by(submission, folder, squeue="")[2].state == "failed"
+        assert states_by(submission, folder, squeue=None)[2].state == state
 
-    def test_a_silent_slurm_makes_nothing_lost(self, submission: Submission) -> None:
+    def test_a_silent_slurm_makes_nothing_lost(
+        self,
+        submission: Submission,
+        folder: SweepFolder,
+        trials: list[TrialFolder],
+        leave: Callable[..., Record],
+    ) -> None:
         """Where nobody knows whether a job exists, its trial counts as queued, unless it was
         cancelled.
         """
-        files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
-        rows = states_by(submission, files, squeue=None)
-        assert names(rows) == ["running", "done", "interrupted", *["queued"] * 4]
+        begin(trials[0], **PROGRESS, at=time.time())
+        leave(1)
+        leave(2, status="interrupted", failure=PREEMPTED)
+        rows = states_by(submission, folder, squeue=None)
+        assert names(rows) == ["running", "done", *["queued"] * 5]
         cancelled = replace(submission, is_cancelled=True)
-        rows = states_by(cancelled, {2: recorded("interrupted")}, squeue=None)
-        assert set(names(rows)) == {"cancelled"}
+        rows = states_by(cancelled, folder, squeue=None)
+        assert names(rows) == ["cancelled", "done", *["cancelled"] * 5]
 
-    def test_a_record_of_an_earlier_submission_does_not_count(self, submission: Submission) -> None:
+    def test_a_record_of_an_earlier_submission_does_not_count(
+        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
+    ) -> None:
+        leave(2, status="failed", started=submission.created_at - 9)
+        leave(4, status="failed")
         second = replace(submission, first_attempts=dict.fromkeys(submission.first_attempts, 2))
-        files = {2: recorded("failed", attempt=1), 1: recorded("failed", attempt=2)}
-        assert names(states_by(second, files))[1:3] == ["failed", "queued"]
+        rows = states_by(second, folder)
+        assert (rows[2].state, rows[4].state) == ("queued", "failed")
 
 
 class TestOfTrialsThatWereNotSubmitted:
-    def test_what_has_no_record_is_missing(self, submission: Submission) -> None:
-        rows = local_states(submission, {0: RUNNING, 1: recorded()}, runs_locally=False)
-        assert names(rows)[:3] == ["missing", "done", "missing"]
-
-    def test_a_local_run_will_get_to_what_remains(self, submission: Submission) -> None:
-        files = {0: RUNNING, 1: recorded(), 2: recorded("interrupted")}
-        rows = local_states(submission, files, runs_locally=True)
-        assert names(rows)[:4] == ["running", "done", "interrupted", "queued"]
-        assert [row.is_live for row in rows][:4] == [True, False, True, True]
-
-    def test_a_local_run_takes_over_what_was_submitted_and_has_no_job(
-        self, submission: Submission
+    def test_what_has_no_record_is_missing(
+        self,
+        submission: Submission,
+        folder: SweepFolder,
+        trials: list[TrialFolder],
+        leave: Callable[..., Record],
     ) -> None:
-        """Of seven jobs, those of seeds 0 to 5 still exist."""
-        trials = submission.sweep.trials()
-        queue = queues.parse_squeue(SQUEUE.replace("NAME", submission.job_name(0)))
-        files = {trials[6].id: RUNNING}
-        rows = trial_states(trials, NO_FOLDER, [submission], files, queue, local_run_since=0.0)
-        assert (rows[6].state, rows[6].is_live) == ("running", True)
+        begin(trials[0], **PROGRESS, at=time.time())
+        leave(1)
+        status = sweep_status(submission.sweep, folder, [], [])
+        assert names(status.trials)[:3] == ["missing", "done", "missing"]
+
+    def test_a_local_run_will_get_to_what_remains(
+        self,
+        submission: Submission,
+        folder: SweepFolder,
+        trials: list[TrialFolder],
+        leave: Callable[..., Record],
+    ) -> None:
+        """It takes over what was submitted and has no job any more: that is seed 6."""
+        leave(1)
+        leave(2, status="interrupted", failure=PREEMPTED)
+        with lock(folder):
+            begin(trials[6], **PROGRESS, at=time.time())
+            status = sweep_status(submission.sweep, folder, [], [])
+            rows = states_by(submission, folder)
+            ended = states_by(submission, folder, squeue="")
+        assert names(status.trials) == ["queued", "done", *["queued"] * 4, "running"]
+        assert (rows[6].state, rows[6].is_submitted) == ("running", False)
         assert rows[0].job == "7_0"
-        ended = trial_states(trials, NO_FOLDER, [submission], files, [], local_run_since=0.0)
-        assert names(ended) == ["queued"] * 6 + ["running"]
-        assert names(trial_states(trials, NO_FOLDER, [submission], files, [])) == ["lost"] * 7
+        assert names(ended) == names(status.trials)
 
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
         """A report that is older than the run was left by one that was killed."""
         sweep = load(tmp_path, seeds=[0, 1, 2])
         folder = SweepFolder(tmp_path / "sweep")
         killed, begun, waiting = (folder.trial_folder(trial.id) for trial in sweep.trials())
-        for trial_folder in (killed, begun):
-            trial_folder.path.mkdir(parents=True)
-            trial_folder.assignment_path.touch()
-        killed.progress_path.write_text(json.dumps(PROGRESS), encoding="utf-8")
+        begin(killed, **PROGRESS, at=1.0)
+        begin(begun)
         for path in (killed.assignment_path, killed.progress_path):
             os.utime(path, (1.0, 1.0))
         (status,) = read_statuses([(sweep, folder)])
@@ -304,32 +356,23 @@ class TestOfTrialsThatWereNotSubmitted:
         assert not waiting.path.exists()
 
 
-def test_a_trial_that_is_silent_has_no_rate_and_names_the_rank_that_others_wait_for(
-    submission: Submission, tmp_path: Path
+def test_a_trial_that_is_silent_has_no_rate(
+    submission: Submission, folder: SweepFolder, trials: list[TrialFolder]
 ) -> None:
     """The rate of its last report is no longer true."""
-    trial = submission.sweep.trials()[0]
-    folder = SweepFolder(tmp_path / "sweep")
-    trial_folder = folder.trial_folder(trial.id)
-    minute_ago = time.time() - 60
-    write_atomically(trial_folder.assignment_path, "{}")
-    write_atomically(trial_folder.progress_path, json.dumps(PROGRESS | {"at": minute_ago}))
-    position = "torch.autograd.graph.run:1"
-    beat = {"pid": 7, "created": 1.0, "step": 30, "in_step": True, "position": position}
-    for rank, at in ((0, minute_ago + 60), (1, minute_ago)):
-        content = json.dumps(beat | {"rank": rank, "host": f"n{rank + 1}", "at": at})
-        write_atomically(trial_folder.heartbeat_path(rank), content)
-    row = states_by(submission, {0: read_trial_files(trial_folder, trial)})[0]
-    assert (row.state, row.step) == ("running", 30)
-    assert row.throughput is None
-    assert row.detail.startswith("no report for 60 s; rank 1 on n2 is in torch.autograd.graph.run")
+    begin(trials[0], **PROGRESS, at=time.time() - 60)
+    row = states_by(submission, folder)[0]
+    assert (row.state, row.step, row.throughput) == ("running", 30, None)
+    assert row.detail.startswith("no report for 60 s")
 
 
-def test_a_sweep_is_not_over_while_slurm_is_silent(submission: Submission) -> None:
-    rows = states_by(submission, squeue=None)
-    assert not status_of(submission, rows, "squeue: timed out").is_over
+def test_a_sweep_is_not_over_while_slurm_is_silent(
+    submission: Submission, folder: SweepFolder
+) -> None:
+    rows = states_by(submission, folder, squeue=None)
+    assert not status_of(submission, rows).is_over
     failed = [replace(row, state="failed") for row in rows]
-    assert status_of(submission, failed, "squeue: timed out").is_over
+    assert status_of(submission, failed).is_over
 
 
 def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path: Path) -> None:
@@ -372,19 +415,19 @@ def test_all_sweeps_that_can_be_read_are_watched(
 
 
 def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
-    submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    submission: Submission, tmp_path: Path, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last record appeared, and its job left the queue, between two readings. A sweep that was
     over from the start is not delivered.
     """
     states: list[list[State]] = [["running", "running"], ["done", "running"], ["done", "done"]]
     sweeps = [replace(submission.sweep, name=name) for name in ("over", "first", "second")]
-    (row, *_) = states_by(submission)
+    (row, *_) = states_by(submission, folder)
     readings = []
     for reading in states:
         statuses = []
         for sweep, state in zip(sweeps, ["done", *reading], strict=True):
-            rows = [replace(row, state=state, is_live=state == "running")]
+            rows = [replace(row, state=state)]
             statuses.append(replace(status_of(submission, rows), sweep=sweep))
         readings.append(statuses)
     delivered: list[str] = []
@@ -403,9 +446,16 @@ def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
     assert set(delivered) == {"first", "second"}
 
 
-def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submission: Submission) -> None:
-    failed = recorded("failed", detail="a long story of what went wrong " * 9)
-    rows = local_states(submission, {0: RUNNING, 1: failed}, runs_locally=True)
+def test_a_narrow_terminal_cuts_names_before_states_and_numbers(
+    submission: Submission,
+    folder: SweepFolder,
+    trials: list[TrialFolder],
+    leave: Callable[..., Record],
+) -> None:
+    begin(trials[0], **PROGRESS, at=time.time())
+    story = Failure(kind="ValueError", message="a long story of what went wrong " * 9)
+    leave(1, status="failed", failure=story)
+    rows = states_by(submission, folder)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(panel(status_of(submission, rows), 3))
     lines = console.export_text().splitlines()
@@ -413,7 +463,7 @@ def test_a_narrow_terminal_cuts_names_before_states_and_numbers(submission: Subm
     assert "running" in lines[1]
     assert "30/100" in lines[1]
     assert "failed" in lines[2]
-    assert lines[-1].endswith("1/7")
+    assert lines[-1].endswith("2/7"), "the job of the last trial has ended too"
 
 
 def test_a_submission_is_read_as_it_was_written(submission: Submission, tmp_path: Path) -> None:
