@@ -175,35 +175,3 @@ def files(results: Results, hardware: str | None = None) -> list[Path]:
     """Return the paths of all baselines, or of those of one kind of hardware."""
     paths = sorted(results.baselines.glob("*/*.json"))
     return [path for path in paths if hardware in (None, path.parent.name)]
-
-
-def prune(results: Results, keep: set[str], *, dry_run: bool = False) -> list[Path]:
-    """Remove baselines of cells whose id of settings is not in `keep`, and damaged ones.
-
-    Returns their paths; with `dry_run` the files stay. Raises FileUnavailable, before anything is
-    removed, for a file that can't be read now: it may be a baseline that is wanted.
-    """
-    obsolete = []
-    for path in files(results):
-        if path.stem not in keep or _is_damaged(path):
-            obsolete.append(path)
-    if not dry_run:
-        for path in obsolete:
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise BadInput(f"{path}: can't be removed: {error.strerror}") from None
-    return obsolete
-
-
-def _is_damaged(path: Path) -> bool:
-    """Return whether a file is no baseline of the cell that it is named after.
-
-    Raises FileUnavailable if the file system does not hand it out.
-    """
-    try:
-        return read(path).cell.settings_id != path.stem
-    except FileUnavailable:
-        raise
-    except BadInput:
-        return True

@@ -9,8 +9,6 @@ than one.
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -32,7 +30,7 @@ from harness.analysis.questions import (
     throughput_difference,
 )
 from harness.analysis.result import UNKNOWN, CellResult
-from harness.core.errors import BadInput, did_you_mean, one_line
+from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.differences import as_text, code_fields, differences, shown
 from harness.spec.axes import AXES
@@ -56,6 +54,8 @@ KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them seve
 # Fields that differ if the code differs, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
 FIELDS_OF_STACK = "software."  # prefix of the fields that differ with another stack
+
+
 # Conditions that follow from an axis, and are not listed again for cells that differ in it.
 FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
     "num_threads": ("settings.threads", "variables.OMP_NUM_THREADS"),
@@ -126,9 +126,9 @@ class Match:
         return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(pairs), pairs=len(pairs))
 
     @property
-    def has_other_company(self) -> bool:
+    def has_other_lanes(self) -> bool:
         """Whether the two cells' trials ran next to different numbers of other trials."""
-        return self.a.companies != self.b.companies
+        return self.a.lanes != self.b.lanes
 
     @property
     def hardware(self) -> list[str]:
@@ -230,10 +230,10 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
             together.append(axis)
     comparison = _compare_groups(_alike_but_for(side, together), side.name, rules)
     if comparison is None:
-        allowed = " or ".join(_comparable_axes(side)) or "nothing: its cells differ in no axis"
+        varying = ", ".join(varying_axes(cells)) or "nothing: its cells differ in no axis"
         raise BadInput(
             f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only;"
-            f" allowed: {allowed}"
+            f" its cells differ in {varying}"
         )
     return comparison
 
@@ -272,26 +272,6 @@ def _alike_but_for(side: Side, axes: Iterable[str]) -> dict[str, list[CellResult
     for result in side.cells:
         groups.setdefault(matching_key(result.cell, across), []).append(result)
     return groups
-
-
-def _comparable_axes(side: Side) -> list[str]:
-    """Return the values of --by for this side: the smallest sets of axes in which two cells differ.
-
-    Usually single axes. Axes that always change together, as those under `zip` in a sweep file, are
-    one set, written as --by takes it: `strategy,world_size`.
-    """
-    axes = _axes_of([side])
-    sets_of_axes: set[frozenset[str]] = set()
-    for results in _alike_but_for(side, axes).values():
-        for result, other in itertools.combinations(results, 2):
-            sets_of_axes.add(frozenset(differing_axes(result.cell, other.cell)))
-    sets_of_axes.discard(frozenset())
-    options = []
-    for names in sets_of_axes:
-        is_smallest = not any(smaller < names for smaller in sets_of_axes)
-        if is_smallest:
-            options.append(",".join(sorted(names, key=axes.index)))
-    return sorted(options)
 
 
 def _axes_of(sides: Iterable[Side]) -> list[str]:
@@ -385,18 +365,10 @@ def match_cells(
             unmatched.append(f"{cell.cell.label}: only in {b.name}")
     if matched:
         return matched, unmatched
-    # The error names the differences of the two cells that have the fewest.
-    pairs = itertools.product(a.cells, b.cells)
-    differences = (
-        setting_differences(cell_a.cell, cell_b.cell, across) for cell_a, cell_b in pairs
-    )
-    fewest = min(differences, key=len)
-    listed = []
-    for name, (value_a, value_b) in fewest.items():
-        listed.append(f"{name}: {_shortened(value_a)} and {_shortened(value_b)}")
+    differing = list(setting_differences(a.cells[0].cell, b.cells[0].cell, across))
     raise BadInput(
-        f"{a.name} and {b.name} have no cell in common; the nearest differ in {'; '.join(listed)};"
-        f" if that is the question: --across {','.join([*across, *fewest])}"
+        f"{a.name} and {b.name} have no cell in common; their first cells differ in"
+        f" {', '.join(differing)}; if that is the question: --across {','.join([*across, *differing])}"
     )
 
 
@@ -434,12 +406,6 @@ def setting_differences(
     return differences
 
 
-def _shortened(value: Any) -> str:
-    """Return a setting as text that fits into a message."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return one_line(text, LONGEST_VALUE)
-
-
 def _condition_differences(
     a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
 ) -> list[str]:
@@ -451,22 +417,17 @@ def _condition_differences(
     """
     if not a.trials or not b.trials:
         return []
+    hardware_a, hardware_b = _condition(a, "hardware"), _condition(b, "hardware")
     lines: list[str] = []
-    has_details = bool(a.environment and b.environment)
-    for kind in ("hardware",) if has_details else CONDITIONS:
-        condition_a, condition_b = _condition(a, kind), _condition(b, kind)
-        if _is_same_condition(kind, condition_a, condition_b):
-            continue
-        line = f"{kind}: {condition_a} ({a_name}), {condition_b} ({b_name})"
-        if kind == "hardware" and kind not in across:
+    if not _is_same_hardware(hardware_a, hardware_b):
+        line = f"hardware: {hardware_a} ({a_name}), {hardware_b} ({b_name})"
+        if "hardware" not in across:
             raise BadInput(
                 f"{a.cell.label}: other hardware: {line};"
                 " if that is the question: --across hardware"
             )
         lines.append(line)
-    if has_details:
-        lines += _detailed_differences(a_name, a, b_name, b)
-    return lines
+    return lines + _detailed_differences(a_name, a, b_name, b)
 
 
 def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult) -> list[str]:
@@ -508,15 +469,12 @@ def _condition(cell: CellResult, kind: str) -> str:
     return " and ".join(sorted(cell.conditions.get(kind, [UNKNOWN])))
 
 
-def _is_same_condition(kind: str, condition_a: str, condition_b: str) -> bool:
-    """Return whether two conditions are known to be equal.
+def _is_same_hardware(a: str, b: str) -> bool:
+    """Return whether the hardware of two cells is known to be equal.
 
-    Unknown hardware does not equal unknown hardware. A cell measured on two kinds of hardware is a
-    mean over both, which equals nothing; two versions of the code are only noted.
+    A cell that was measured on two kinds is a mean over both, which equals nothing.
     """
-    if condition_a != condition_b or UNKNOWN in condition_a:
-        return False
-    return kind != "hardware" or " and " not in condition_a
+    return a == b and UNKNOWN not in a and " and " not in a
 
 
 def _judge_matches(
@@ -638,11 +596,11 @@ def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
             )
     if speed is None:
         return notes
-    if match.has_other_company:
-        companies = [f"{' and '.join(side.companies)} ({letter})" for letter, side in match.sides]
+    if match.has_other_lanes:
+        lanes = [f"{' and '.join(map(str, side.lanes))} ({letter})" for letter, side in match.sides]
         notes.append(
-            f"{match.b.cell.label}: other company: {', '.join(companies)}: other trials on the machine"
-            " may have caused a difference; --parallel 1 measures each trial alone"
+            f"{match.b.cell.label}: trials side by side: {', '.join(lanes)}, which may have caused a"
+            " difference; --parallel 1 measures each trial alone"
         )
     for letter, side in match.sides:
         invalid = side.left_out.get("invalid")
@@ -650,15 +608,6 @@ def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
             left_out = counted(invalid, "invalid trial")
             notes.append(f"{match.b.cell.label}: left out {left_out} of {letter}")
     return notes
-
-
-def unpaired_notes(rows: Iterable[MetricRow]) -> list[str]:
-    """Return the note on throughputs that have an interval but not from pairs, if any has."""
-    for row in rows:
-        estimate = row.verdict.estimate
-        if row.is_throughput and estimate.standard_error is not None and not estimate.paired:
-            return [NOT_INTERLEAVED]
-    return []
 
 
 def _unmeasured_sides(match: Match) -> str:

@@ -113,34 +113,12 @@ def obstacles(a: CellResult, b: CellResult, goal: float) -> list[str]:
             return [f"steps to {name}: no evaluations of {letter} (a baseline keeps none)"]
     if not set(steps_a) & set(steps_b):
         return [f"steps to {name}: no seed that both sides have evaluated"]
-    return _seeds_without_steps("A", a, steps_a, name) + _seeds_without_steps("B", b, steps_b, name)
-
-
-def _seeds_without_steps(
-    letter: str, cell: CellResult, steps: Mapping[int, float | None], name: str
-) -> list[str]:
-    """Return a remark on the seeds that had reached the goal at the start, and on those that never did."""
-    assert cell.target is not None
     remarks = []
-    at_start = [seed for seed, count in steps.items() if count == 0]
-    if at_start:
-        remarks.append(
-            f"steps to {name}: {_describe_seeds(at_start)} of {letter} had reached it before the"
-            " first step"
-        )
-    censored = [seed for seed, count in steps.items() if count is None]
-    if censored:
-        trials = [trial for trial in cell.trials if trial.seed in censored and trial.improvements]
-        best = [trial.improvements[-1].value for trial in trials]
-        nearest = max(best) if cell.target.higher_is_better else min(best)
-        remarks.append(
-            f"steps to {name}: {_describe_seeds(censored)} of {letter} never reached it"
-            f" (the best had {nearest:g})"
-        )
+    for letter, steps in (("A", steps_a), ("B", steps_b)):
+        seeds = [str(seed) for seed, count in steps.items() if not count]
+        if seeds:
+            remarks.append(
+                f"steps to {name}: seed {', '.join(seeds)} of {letter} never reached it, or had before"
+                " the first step"
+            )
     return remarks
-
-
-def _describe_seeds(seeds: Sequence[int]) -> str:
-    """Return seeds in words."""
-    noun = "seed" if len(seeds) == 1 else "seeds"
-    return f"{noun} {', '.join(map(str, seeds))}"

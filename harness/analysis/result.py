@@ -28,7 +28,6 @@ from harness.statistics.trials import independent_values, mean_by_seed
 
 UNKNOWN = "unknown"
 FEWEST_SEEDS = 3  # of a mean with an interval
-ALONE = "alone"  # the company of a trial that had the machine for itself
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
@@ -71,8 +70,7 @@ class TrialResult:
     metric: float | None  # the target metric at the end
     parameter_digest: str  # of the parameters at the end: equal digests mean equal bits
     order_digest: str | None  # of the order in which it saw its samples
-    lanes: Ordinal = 1  # in which trials ran at a time
-    company: str = ALONE  # how many trials ran side by side; equal texts allow a comparison
+    lanes: Ordinal = 1  # in which trials ran at a time; equal numbers allow a comparison
     throughput_unit: ThroughputUnit = "samples/s"
     # The evaluations that were better than all before them, so that every goal's first is there. A
     # baseline keeps none, and is of the same trials nevertheless.
@@ -181,9 +179,9 @@ class CellResult:
         return interval if len(means) >= FEWEST_SEEDS else replace(interval, bounds=None)
 
     @property
-    def companies(self) -> list[str]:
-        """The company that its measured trials had, each kind once."""
-        return sorted({trial.company for trial in self.measured_trials})
+    def lanes(self) -> list[int]:
+        """The numbers of lanes in which its measured trials ran, each once."""
+        return sorted({trial.lanes for trial in self.measured_trials})
 
     @cached_property
     def mixed(self) -> Mapping[str, Sequence[str]]:
@@ -334,7 +332,6 @@ def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
         order_digest=record.order_digest,
         improvements=_improvements(record, report),
         test_samples=report.test_samples,
-        company=record.lane.description,
         lanes=record.lane.count,
         nodes=_nodes(record, record.summary),
     )

@@ -28,7 +28,7 @@ from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
 from harness.statistics.verdict import ALPHA
 
-COMPANY = "company"  # in attributions, the axis that says what else ran on the machine
+LANES = "lanes"  # in attributions, the axis that says how many trials ran side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,7 @@ def _points(
     points = []
     for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
         block = (trial.seed, trial.repeat)
-        levels = {**levels_of_cell, COMPANY: trial.company}
+        levels = {**levels_of_cell, LANES: str(trial.lanes)}
         points.append(TrialThroughput(levels=levels, block=block, value=log_throughput))
     return points
 

@@ -28,13 +28,13 @@ from harness.launch.stack import ReadyStack
 from harness.launch.watch import POLL, file_size, launcher_output, watch
 from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.code import Code
-from harness.records.company import Lane
 from harness.records.files import (
     read_record,
     read_record_if_exists,
     remove_unused_arrays,
     write_record,
 )
+from harness.records.lane import Lane
 from harness.records.record import Failure, Record, RunSettings
 from harness.records.running import read_heartbeats, read_progress_file
 from harness.records.settings import run_settings

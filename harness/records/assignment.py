@@ -13,8 +13,8 @@ from typing import Literal
 from harness.core.paths import write_atomically
 from harness.records.bounds import Ordinal
 from harness.records.code import Code, Repository
-from harness.records.company import Lane
 from harness.records.decode import FileFormat, decode_file
+from harness.records.lane import Lane
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from harness.spec.saving import SaveInterval

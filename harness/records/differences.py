@@ -23,56 +23,15 @@ Value = str | int | float | bool | None
 # prefix of its name is; one without any comes last.
 ORDER = (
     "seed",
-    "code.files",
     "code",
     "data",
     "workload",
     "options",
     "length",
-    "stop",
     "axes",
-    "stack",
-    "env",
-    "warmup",
-    "evaluate",
     "harness.training",
     "software.torch",
-    "software.torch_build",
-    "software.blas",
-    "software.packages.triton",
-    "software.cuda",
-    "software.nccl",
     "settings",
-    "variables.ATEN",
-    "variables.MKL",
-    "variables.DNNL",
-    "variables.ONEDNN",
-    "variables.NPY",
-    "variables.OPENBLAS",
-    "variables.OMP",
-    "variables.KMP",
-    "variables.GOMP",
-    "variables.CUBLAS",
-    "variables.CUDNN",
-    "variables.NVIDIA",
-    "variables.NCCL",
-    "variables.GLOO",
-    "variables.TORCH",
-    "variables.PYTORCH",
-    "variables.CUDA",
-    "hardware.gpus",
-    "hardware.cpu",
-    "hardware.cpu_version",
-    "hardware.cpu_flags",
-    "hardware.driver",
-    "hardware.usable_cores",
-    "company",
-    "software.packages",
-    "software.python",
-    "run",
-    "repository",
-    "harness",
-    "software",
     "variables",
     "hardware",
 )
@@ -187,7 +146,7 @@ def record_fields(record: Record) -> dict[str, Value]:
     if record.environment is not None:
         fields |= environment_fields(record.environment)
     if record.lane.count > 1:
-        fields["company"] = record.lane.description
+        fields["lanes"] = record.lane.count
     return fields
 
 

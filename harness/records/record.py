@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from harness.core.import_path import ROOT
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
-from harness.records.company import Lane
 from harness.records.environment import Environment
+from harness.records.lane import Lane
 from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
 if TYPE_CHECKING:

@@ -44,28 +44,15 @@ class _CellTexts(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherCode:
-    """Trials with the settings of a sweep's cell, whose workload had other code than it has now."""
-
-    cell: Cell  # as it was
-    trials: Sequence[str]  # their ids
-
-
-@dataclass(frozen=True, kw_only=True)
 class RecordedSweep:
     """A sweep that has run, with all that was recorded of its cells."""
 
     sweep: Sweep  # as the last command asked for it
     records: Sequence[Record]  # of all trials of its cells, earlier commands' at the end
     unreadable: Sequence[str]  # for each record that can't be read, which and what to do: a line
-    other_code: Sequence[OtherCode] = ()  # left out of the records, as it is another program
-    # Trials in the folder that are of none of its cells: left out too, as the sweep no longer asks for them.
-    other_settings_count: int = 0
-
-    @property
-    def other_code_count(self) -> int:
-        """How many trials are left out because their workload had other code."""
-        return sum(len(other.trials) for other in self.other_code)
+    # Trials in the folder that are of none of its cells, and so left out: their settings are other ones,
+    # or the code of their workload is.
+    other_count: int = 0
 
 
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
@@ -241,37 +228,6 @@ def recorded_trials(recorded_ids: Iterable[str], cells: Iterable[Cell]) -> list[
     return trials
 
 
-def trials_of_other_code(
-    folder: SweepFolder, recorded_ids: Iterable[str], cells: Iterable[Cell]
-) -> list[OtherCode]:
-    """Return the recorded trials that have the settings of one of these cells and other code.
-
-    `recorded_ids` are the names of the folders that have a record. One record of each cell is read.
-    Records that can't be read are skipped.
-    """
-    cells = list(cells)
-    present_ids = {cell.id for cell in cells}
-    paths_by_cell: dict[str, list[Path]] = {}
-    for trial_id in recorded_ids:
-        name = TRIAL_ID.fullmatch(trial_id)
-        if name is not None and name["cell"] not in present_ids:
-            path = folder.trial_folder(trial_id).record_path
-            paths_by_cell.setdefault(name["cell"], []).append(path)
-    if not paths_by_cell:
-        return []
-    settings_ids = {cell.settings_id for cell in cells}
-    others = []
-    for paths in paths_by_cell.values():
-        for path in paths:
-            with suppress(BadInput):
-                cell = read_record(path).trial.cell
-                if cell.settings_id in settings_ids:
-                    trial_ids = [path.parent.name for path in paths]
-                    others.append(OtherCode(cell=cell, trials=trial_ids))
-                break
-    return others
-
-
 def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """Read a sweep that has run, and the records of all trials of its cells.
 
@@ -297,14 +253,11 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
         except BadInput as error:
             if path.exists():  # else the trial has no record yet
                 unreadable.append(str(error))
-    other_code = trials_of_other_code(folder, further_ids, sweep.cells)
-    other_code_count = sum(len(other.trials) for other in other_code)
     return RecordedSweep(
         sweep=sweep,
         records=records,
         unreadable=unreadable,
-        other_code=other_code,
-        other_settings_count=len(further_ids) - len(of_cells) - other_code_count,
+        other_count=len(further_ids) - len(of_cells),
     )
 
 
@@ -320,9 +273,7 @@ def select_recorded(recorded: RecordedSweep, only: Sequence[str]) -> RecordedSwe
     everything = [*recorded.sweep.trials(), *trials]
     chosen = {trial.id for trial in select_trials(everything, only)}
     records = [record for record in recorded.records if record.trial.id in chosen]
-    settings_ids = {cell.settings_id for cell in sweep.cells}
-    other_code = [other for other in recorded.other_code if other.cell.settings_id in settings_ids]
-    return replace(recorded, sweep=sweep, records=records, other_code=other_code)
+    return replace(recorded, sweep=sweep, records=records)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from harness.analysis.compare import unpaired_notes
+from harness.analysis.compare import NOT_INTERLEAVED
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted, listed
@@ -137,8 +137,12 @@ def _pairing_remarks(result: SweepResult) -> list[str]:
     """Say which throughputs are compared without pairs, or next to other trials than their reference."""
     if result.comparison is None:
         return []
-    notes = [f"unpaired: {note}" for note in unpaired_notes(result.comparison.rows)]
-    unlike = sum(match.has_other_company for match in result.comparison.matches)
+    notes = []
+    for row in result.comparison.rows:
+        estimate = row.verdict.estimate
+        if row.is_throughput and estimate.standard_error is not None and not estimate.paired:
+            notes = [f"unpaired: {NOT_INTERLEAVED}"]
+    unlike = sum(match.has_other_lanes for match in result.comparison.matches)
     if unlike:
         notes.append(
             f"{counted(unlike, 'cell')} ran next to other trials than the cell that it is compared"

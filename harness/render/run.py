@@ -17,7 +17,7 @@ from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
 from harness.records.record import Record, Summary
-from harness.records.store import OtherCode, RecordedSweep, trials_of_other_code
+from harness.records.store import RecordedSweep
 from harness.render.console import TerminalConsole
 from harness.render.format import (
     checkpoint_notes,
@@ -29,7 +29,6 @@ from harness.render.format import (
 )
 from harness.render.plan import QUIET_MACHINE, conflict_lines
 from harness.spec.cell import Trial
-from harness.spec.files import changed_parts
 from harness.spec.sweep import Sweep
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
@@ -90,9 +89,6 @@ class RunView(TrialListener):
             for line in self.machine_lines(pending):
                 self.console.print_text(line, "open")
         folder = self.results.sweep_folder(self.sweep.name)
-        other_code = trials_of_other_code(folder, folder.recorded_ids(), self.sweep.cells)
-        for line in other_code_lines(self.sweep, other_code):
-            self.console.print_text(line, "quiet")
         untraced_count = 0
         for record in finished:
             if not folder.trial_folder(record.trial.id).trace_folder.exists():
@@ -191,16 +187,14 @@ class RunView(TrialListener):
 def left_out_lines(recorded: RecordedSweep) -> list[str]:
     """Return the lines on records that are left out of the results.
 
-    Those that can't be read are named by their errors, those of other code by their cells, and those of
-    settings that the sweep no longer has are counted.
+    Those that can't be read are named by their errors; those of other code, or of settings that the
+    sweep no longer has, are counted.
     """
     lines = unreadable_lines(recorded.unreadable)
-    lines += other_code_lines(recorded.sweep, recorded.other_code)
-    count = recorded.other_settings_count
-    if count:
+    if recorded.other_count:
         lines.append(
-            f"{counted(count, 'recorded trial')} of other settings left out: the last command"
-            f" asked for {counted(len(recorded.sweep.cells), 'cell')}"
+            f"{counted(recorded.other_count, 'recorded trial')} of other code or settings left out:"
+            f" the last command asked for {counted(len(recorded.sweep.cells), 'cell')}"
         )
     return lines
 
@@ -211,28 +205,6 @@ def unreadable_lines(unreadable: Sequence[str]) -> list[str]:
         return []
     count = counted(len(unreadable), "record")
     return [*map(one_line, unreadable), f"{count} left out, because of the above"]
-
-
-def other_code_lines(sweep: Sweep, other_code: Sequence[OtherCode]) -> list[str]:
-    """Return a line for each cell that has trials of other code, with the files that differ.
-
-    It names the two ids, by which `harness compare` compares before with after.
-    """
-    if not other_code:
-        return []
-    cells = {cell.settings_id: cell for cell in sweep.cells}
-    lines = []
-    for other in other_code:
-        cell = cells[other.cell.settings_id]
-        trials = counted(len(other.trials), "trial")
-        changed = "recorded before code was part of ids"
-        if other.cell.workload.code and cell.workload.code:
-            changed = ", ".join(changed_parts(other.cell.workload.code, cell.workload.code))
-        lines.append(
-            f"{cell.label}: {trials} of other code left out ({changed});"
-            f" harness compare {other.cell.id} {cell.id}"
-        )
-    return lines
 
 
 def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> str:

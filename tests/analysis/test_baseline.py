@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
-from harness.core.errors import BadInput, FileUnavailable
+from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.seal import sealed_text
 from tests.factories import make_cell, make_record
@@ -143,36 +140,6 @@ def test_a_truncated_file_is_refused(results: Results) -> None:
     path.write_text(path.read_text(encoding="utf-8")[:100], encoding="utf-8")
     with pytest.raises(BadInput, match="can't be read as a baseline"):
         baseline.read(path)
-
-
-def test_prune_removes_obsolete_and_unreadable_baselines(results: Results) -> None:
-    current, obsolete = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
-    broken = make_result([1.0], cell=make_cell(precision="fp16"))
-    paths = [file.path for file in baseline.save(results, [current, obsolete, broken])]
-    paths[2].write_text("{}", encoding="utf-8")
-    ids = {current.cell.id, broken.cell.id}
-    assert sorted(baseline.prune(results, ids, dry_run=True)) == sorted(paths[1:])
-    assert all(path.exists() for path in paths)
-    baseline.prune(results, ids)
-    assert baseline.files(results) == [paths[0]]
-
-
-def test_prune_keeps_what_the_file_system_does_not_hand_out(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted, obsolete = make_result([1.0]), make_result([1.0], cell=make_cell(precision="bf16"))
-    paths = [file.path for file in baseline.save(results, [wanted, obsolete])]
-    opened = Path.open
-
-    def fail(path: Path, *arguments: Any, **options: Any) -> Any:
-        if path == paths[0]:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return opened(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", fail)
-    with pytest.raises(FileUnavailable, match="Input/output error"):
-        baseline.prune(results, {wanted.cell.id})
-    assert all(path.exists() for path in paths)
 
 
 def test_absolute_paths_of_data_are_left_out(results: Results) -> None:

@@ -23,7 +23,6 @@ from harness.analysis.result import CellResult, TrialResult, of_trial
 from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
-from harness.records.company import Lane
 from harness.spec.cell import Trial
 from tests.factories import make_cell, make_record, with_ranks
 from tests.support.results import make_result
@@ -234,7 +233,7 @@ def test_other_cells_are_refused_with_their_differences() -> None:
     assert labels(compare_cells(make_result(STEADY), bf16, "execution", "precision"))[0] == "faster"
     with pytest.raises(
         BadInput,
-        match=r"nearest differ in precision: fp32 and bf16; .*--across execution,precision",
+        match=r"their first cells differ in .*precision.*--across execution,precision",
     ):
         compare_cells(make_result(STEADY), bf16, "execution")
 
@@ -473,31 +472,31 @@ class TestSideBySide:
         result = make_result([1000.0] * len(starts), started=starts)
         return beside(result, lanes)
 
-    def test_other_company_is_noted(self) -> None:
+    def test_other_lanes_are_noted(self) -> None:
         comparison = compare_cells(make_result(STEADY), beside(make_result(faster(0.9)), 8))
         assert labels(comparison)[0] == "slower"
         assert any(
-            "other company: alone (A), 8 side by side (B): other trials on the machine" in note
+            "trials side by side: 1 (A), 8 (B), which may have caused a difference" in note
             for note in comparison.notes
         )
         alike = compare_cells(beside(make_result(STEADY), 8), beside(make_result(STEADY), 8))
         assert alike.notes == []
 
-    def test_company_is_an_axis_of_the_attribution(self) -> None:
-        """Where trials of one block had other company: else it is part of the block."""
+    def test_lanes_are_an_axis_of_the_attribution(self) -> None:
+        """Where trials of one block had other lanes: else they is part of the block."""
         results = []
         for number, (size, speed) in enumerate(((32, 1.0), (64, 1.5))):
             shares = [0.8 if (seed + number) % 2 else 1.0 for seed in range(6)]
             cell = make_result([1e3 * speed * x for x in shares], cell=make_cell(batch_size=size))
             trials = []
             for trial, share in zip(cell.trials, shares, strict=True):
-                trials.append(replace(trial, company="alone" if share == 1.0 else "4 side by side"))
+                trials.append(replace(trial, lanes=1 if share == 1.0 else 4))
             results.append(replace(cell, trials=trials))
         (attribution,) = attributions(side("A", *results)).values()
         ratios = {tuple(effect.levels.items()): effect.ratio for effect in attribution.effects}
         assert ratios == {
             (("batch_size", 64),): pytest.approx(1.5),
-            (("company", "4 side by side"),): pytest.approx(0.8),
+            (("lanes", "4"),): pytest.approx(0.8),
         }
 
 
@@ -533,6 +532,5 @@ def beside(result: CellResult, lanes: int) -> CellResult:
     """Return a cell whose trials ran in so many lanes."""
     if lanes == 1:
         return result
-    company = Lane(count=lanes).description
-    trials = [replace(trial, lanes=lanes, company=company) for trial in result.trials]
+    trials = [replace(trial, lanes=lanes) for trial in result.trials]
     return replace(result, trials=trials)

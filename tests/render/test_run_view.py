@@ -301,6 +301,6 @@ def test_trials_of_other_settings_are_counted(
     write_spec(part, folder)
     ended = harness("show", sweep.name, "--results", str(results.path))
     assert (
-        "5 recorded trials of other settings left out: the last command asked for 1 cell"
+        "5 recorded trials of other code or settings left out: the last command asked for 1 cell"
         in ended.err
     )

@@ -17,7 +17,7 @@ import harness
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
-from harness.records.company import Lane
+from harness.records.lane import Lane
 from harness.spec.cell import Length, ReportedTarget
 from harness.training import script
 from harness.training.script import ScriptObserver, StepReports, observe

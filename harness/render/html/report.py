@@ -115,8 +115,7 @@ def _trial_counts(recorded: RecordedSweep, result: SweepResult) -> str:
     left_out = {
         "not run": unrecorded,
         "left out because their records can't be read": len(recorded.unreadable),
-        "left out because their workload had other code": recorded.other_code_count,
-        "left out because they have other settings": recorded.other_settings_count,
+        "left out because they have other code or settings": recorded.other_count,
     }
     for reason, count in left_out.items():
         if count:

@@ -1,4 +1,4 @@
-"""Says what a trial shared a machine with: its lane, beside those in which other trials ran."""
+"""The lane of a trial: its share of a machine, next to those in which other trials ran."""
 
 from __future__ import annotations
 
@@ -19,8 +19,3 @@ class Lane:
     count: Ordinal = 1  # lanes of the machine, this one included
     cores: Sequence[Number] = ()  # CPU cores that its ranks are bound to; none: they are not bound
     gpus: Sequence[Number] = ()  # its GPUs among those that a process sees; none: all of them
-
-    @property
-    def description(self) -> str:
-        """Text that is equal for trials whose throughputs may be compared, as in `8 side by side`."""
-        return "alone" if self.count == 1 else f"{self.count} side by side"
