@@ -218,17 +218,18 @@ def test_unknown_hardware_is_not_the_same_as_unknown_hardware() -> None:
 
 
 def test_other_code_is_named() -> None:
+    before, after = ({"harness.commit": [commit]} for commit in ("c0ffee", "d00d"))
     comparison = compare_cells(
-        make_result(STEADY), make_result(STEADY, conditions={"code": ["0.1.0 d00d"]})
+        make_result(STEADY, environment=before), make_result(STEADY, environment=after)
     )
-    assert comparison.differences == ["code: 0.1.0 c0ffee (A), 0.1.0 d00d (B)"]
+    assert comparison.differences == ["harness.commit: c0ffee (A), d00d (B)"]
 
 
 def test_other_cells_are_refused_with_their_differences() -> None:
     bf16 = make_result(faster(1.5), cell=make_cell(precision="bf16", execution="compile"))
     with pytest.raises(BadInput) as refused:
         compare_cells(make_result(STEADY), bf16)
-    assert "execution: eager and compile; precision: fp32 and bf16" in str(refused.value)
+    assert "their first cells differ in execution, precision" in str(refused.value)
     assert str(refused.value).endswith("--across execution,precision")
     assert labels(compare_cells(make_result(STEADY), bf16, "execution", "precision"))[0] == "faster"
     with pytest.raises(
@@ -363,7 +364,9 @@ class TestBy:
         assert labels(comparison)[::2] == ["faster", "faster"]
 
     def test_an_axis_that_does_not_vary(self) -> None:
-        with pytest.raises(BadInput, match=r"--by strategy: .*; allowed: execution or precision$"):
+        with pytest.raises(
+            BadInput, match=r"--by strategy: .*; its cells differ in execution, precision$"
+        ):
             compare_by(side("S", *self.CELLS), ["strategy"], Rules())
 
     def test_axes_that_change_together_follow(self) -> None:

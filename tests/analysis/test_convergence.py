@@ -65,14 +65,16 @@ def test_a_seed_that_never_reached_the_goal_is_named_and_decides_nothing() -> No
         f"{OTHER.label}: steps to accuracy 0.9: seed 3 of B never reached it, or had before the first step"
     )
     _, missing, _ = verdict([None, 420, None], [401, 419, None])
-    assert ["seeds 0, 2 of A" in missing[0], "seed 2 of B" in missing[1]] == [True, True]
+    assert ["seed 0, 2 of A" in missing[0], "seed 2 of B" in missing[1]] == [True, True]
 
 
 def test_a_goal_that_was_reached_before_the_first_step_is_named_and_decides_nothing() -> None:
     """A script may evaluate before it trains, and its model may have learned before."""
-    reached = f"{OTHER.label}: steps to accuracy 0.9: {{}} had reached it before the first step"
+    reached = (
+        f"{OTHER.label}: steps to accuracy 0.9: {{}} never reached it, or had before the first step"
+    )
     assert verdict([400, 420, 380], [401, 0, 381]) == (None, [reached.format("seed 1 of B")], 3)
-    both = [reached.format(f"seeds 0, 1 of {letter}") for letter in "AB"]
+    both = [reached.format(f"seed 0, 1 of {letter}") for letter in "AB"]
     assert verdict([0, 0], [0, 0]) == (None, both, 3)
 
 

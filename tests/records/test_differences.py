@@ -124,7 +124,7 @@ def test_likely_causes_come_before_what_seldom_matters() -> None:
         "software.torch",
         "variables.MKL_CBWR",
         "hardware.cpu",
+        "mlflow",
         "software.packages.numpy",
         "software.python",
-        "mlflow",
     ]
