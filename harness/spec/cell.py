@@ -255,9 +255,7 @@ class Cell:
         for people only.
         """
         code = self.workload.code
-        if code is None:
-            return self.settings_id
-        return self._id_of({**self._settings, "code": code.digest})
+        return self.settings_id if code is None else self._id_with({"code": code.digest})
 
     @cached_property
     def settings_id(self) -> str:
@@ -266,7 +264,7 @@ class Cell:
         It covers the workload's settings, the axes that differ from their defaults, the
         variables that are set, the lengths, the warm-up, the rule for stopping and the stack.
         """
-        return self._id_of(self._settings)
+        return self._id_with({})
 
     def with_any_code(self) -> Cell:
         """Return the cell as any revision of its workload's code can train it.
@@ -283,9 +281,8 @@ class Cell:
                 del section[setting.name]
         return replace(self, workload=replace(workload, code=None, options=options, data=data))
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """All settings that decide the cell's result."""
+    def _id_with(self, further: Mapping[str, Any]) -> str:
+        """Return the workload's name with the head of a digest over all settings and what is further."""
         settings = {
             "identity": IDENTITY,
             "workload": self.workload.identity,
@@ -293,6 +290,7 @@ class Cell:
             "length": self.length.content,
             "evaluate": self.evaluate.content,
             "warmup": self.warmup,
+            **further,
         }
         if self.variables_set:  # without any, the id is that of a sweep that names no variable
             settings["environment"] = self.variables_set
@@ -300,18 +298,13 @@ class Cell:
             settings["stop"] = without_defaults(self.stop)
         if self.stack is not None:
             settings["stack"] = asdict(self.stack)
-        return settings
+        digest = hashlib.sha256(SORTED_JSON.encode(settings).encode()).hexdigest()
+        return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
     def throughput_unit(self) -> ThroughputUnit:
         """Return steps/s for a script that gets no batch size, which may still report its samples."""
         return "steps/s" if self.level("batch_size") is None else "samples/s"
-
-    def _id_of(self, content: Mapping[str, Any]) -> str:
-        """Return the workload's name with the head of a digest."""
-        text = SORTED_JSON.encode(content)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return f"{short_name(self.workload.uses)}-{digest[:10]}"
 
     @property
     def length_text(self) -> str:
@@ -390,10 +383,7 @@ class Cell:
 
 def placeholders_of(arguments: Sequence[str]) -> list[str]:
     """Return the names in braces among the arguments of a script, each once, in their order."""
-    names: dict[str, None] = {}  # an ordered set
-    for argument in arguments:
-        names.update(dict.fromkeys(PLACEHOLDER.findall(argument)))
-    return list(names)
+    return list(dict.fromkeys(PLACEHOLDER.findall(" ".join(arguments))))
 
 
 def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozenset[str]:
@@ -418,13 +408,8 @@ def level_reader(axis: str) -> Callable[[Cell], Hashable]:
 
 def has_settings(cell: Cell, text: str) -> bool:
     """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
-    if "=" not in text:
-        return False
-    for setting in COMMA.split(text):
-        name, _, value = (part.strip() for part in setting.partition("="))
-        if not has_level(cell, name, value):
-            return False
-    return True
+    settings = [setting.partition("=") for setting in COMMA.split(text)]
+    return all(has_level(cell, name.strip(), value.strip()) for name, _, value in settings)
 
 
 def has_level(cell: Cell, name: str, value: str) -> bool:
@@ -515,12 +500,9 @@ def short_axis(axis: str) -> str:
 
     It stays whole where it would be taken for another axis, as `options.lr`.
     """
-    variable, setting = variable_of(axis), setting_of(axis)
-    if variable is not None:
-        return variable
-    if setting is None or setting.name in AXES:
-        return axis
-    return setting.name
+    section, _, name = axis.partition(".")
+    is_short = section in ("env", *SECTIONS) and name not in AXES
+    return name if is_short else axis
 
 
 @cache
