@@ -31,6 +31,7 @@ from harness.cli.arguments import (
     check_launcher,
     examples,
     print_left_out,
+    print_next,
     with_seeds,
 )
 from harness.cli.completion import complete_workloads
@@ -47,7 +48,6 @@ from harness.render.console import TerminalConsole, spinner
 from harness.render.plan import show_plan
 from harness.render.preflight import show_checks, show_rates
 from harness.render.results import show_results
-from harness.render.starting import show_first_sweep
 from harness.spec.cluster import with_parallel, with_tolerance
 from harness.spec.workload import named_declaration
 from workloads.catalog import BUILT_IN
@@ -124,23 +124,20 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a first sweep, and try it.
+    """Write a first sweep.
 
-    For a script, it writes a sweep that runs the script as it is, and lists what is found of its
-    model, data, loss and options. Without one, it writes a small workload to change, workload.py,
-    and sweep.yaml. A short trial shows that it runs. No file is ever overwritten.
-
-    Exit code 1 if the trial fails.
+    For a script, it writes a sweep that runs the script as it is. Without one, it writes a small
+    workload to change, workload.py, and sweep.yaml. No file is ever overwritten.
     """
 
-    with spinner("trying") as on_progress:
-        if script is None:
-            first = start_from_example(Path(), on_progress)
-        else:
-            first = start_from_script(script, arguments or (), on_progress)
-    show_first_sweep(
-        first.facts, first.written, first.record, trials=first.trials, seconds=first.seconds
-    )
+    if script is None:
+        written = start_from_example(Path())
+    else:
+        written = start_from_script(script, arguments or ())
+    for path in written:
+        print(f"wrote {path}")
+    sweep = next(path for path in written if path.suffix == ".yaml")
+    print_next(f"harness run {shlex.quote(str(sweep))}", "runs it on this machine")
 
 
 @app.command(epilog=examples("harness axes"))
