@@ -127,8 +127,8 @@ class Match:
 
     @property
     def has_other_lanes(self) -> bool:
-        """Whether the two cells' trials ran next to different numbers of other trials."""
-        return self.a.lanes != self.b.lanes
+        """Whether the two cells' trials, if both have any, ran next to different numbers of others."""
+        return bool(self.a.lanes and self.b.lanes) and self.a.lanes != self.b.lanes
 
     @property
     def hardware(self) -> list[str]:

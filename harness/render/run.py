@@ -129,7 +129,7 @@ class RunView(TrialListener):
             self.shares_done[trial.id] = progress["step"] / max(1, steps)
         if "rate" in progress:
             news += f" · {progress['rate']:,.0f} {trial.cell.throughput_unit}"
-        if "loss" in progress:
+        if progress.get("loss") is not None:  # a script may report none
             news += f" · loss {progress['loss']:.3f}"
         time_left = f"{duration(self._estimate_seconds_left())} left"
         row = self.rows[trial.id]
