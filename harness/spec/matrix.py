@@ -40,6 +40,14 @@ class Point(NamedTuple):
     included_by: int | None = None  # the number of its rule of `include`
 
 
+class Product(NamedTuple):
+    """The product of a sweep, or of a rule of `include`."""
+
+    labels: Sequence[str]  # of the workloads that have it
+    columns: Sequence[Sequence[Values]]  # its factors: alternatives, of the same axes
+    included_by: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExcludedPoint:
     """A point of the matrix that is not run, and why."""
@@ -55,9 +63,8 @@ class Matrix:
     """The axes part of a sweep, every value checked."""
 
     constants: Values  # the axes with one value, which included points have too
-    columns: Sequence[Sequence[Values]]  # factors of the product: alternatives, of the same axes
-    exclude: Sequence[Options]  # here and in include, `workload` has labels
-    include: Sequence[Options]
+    products: Sequence[Product]  # the sweep's own, then those that are included
+    exclude: Sequence[Options]  # in which `workload` has labels
     sources: Mapping[str, str]  # of each axis, the line or the flag that sets it first
     # Variables that any axis of the sweep sets. Where a point sets none of them, it is unset: whether
     # the shell has it must not decide what one of the sweep's cells computes.
@@ -67,24 +74,24 @@ class Matrix:
     @property
     def varying(self) -> set[str]:
         """The axes with several values."""
-        return {axis for column in self.columns for axis in column[0]}
+        return {axis for column in self.products[0].columns for axis in column[0]}
 
     def points(self, label: str, own: Values, setting_names: Collection[str]) -> Iterator[Point]:
         """Yield every combination for a workload, those that an exclude rule matches too.
 
-        `own` are the axes that the workload sets, and `setting_names` those of its settings. The
-        first axis of the product varies slowest. A rule of `include` is a separate small product.
+        `own` are the axes that the workload sets, and `setting_names` those of its settings, of which
+        included points take no others from the sweep. The first axis of a product varies slowest.
         """
         fixed = {**self.unset, **self.constants, **own}
-        for values in _expand(fixed, self.columns):
-            yield Point(values)
-        for axis in list(fixed):
-            if setting_of(axis) is not None and axis not in setting_names:
-                del fixed[axis]
-        for number, rule in enumerate(self.include):
-            if label in rule["workload"]:
-                for values in _expand(fixed, _columns_of(rule)):
-                    yield Point(values, number)
+        for _, columns, included_by in [each for each in self.products if label in each.labels]:
+            for alternatives in itertools.product(*columns):
+                values = dict(fixed)
+                for alternative in alternatives:
+                    values.update(alternative)
+                yield Point(values, included_by)
+            for axis in list(fixed):
+                if setting_of(axis) is not None and axis not in setting_names:
+                    del fixed[axis]
 
     def matching_exclusion(self, levels: Values) -> str | None:
         """Return the first exclude rule that matches a point, and note that it is used.
@@ -105,22 +112,10 @@ class Matrix:
         return None
 
 
-def _expand(fixed: Values, columns: Sequence[Sequence[Values]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of one alternative of each column, on top of what is fixed."""
-    for alternatives in itertools.product(*columns):
-        values = dict(fixed)
-        for alternative in alternatives:
-            values.update(alternative)
-        yield values
-
-
 def _columns_of(rule: Options) -> list[list[Values]]:
     """Return a factor of the product for each axis of a rule."""
-    columns: list[list[Values]] = []
-    for axis, values in rule.items():
-        if axis != "workload":
-            columns.append([{axis: value} for value in values])
-    return columns
+    axes = {axis: values for axis, values in rule.items() if axis != "workload"}
+    return [[{axis: value} for value in values] for axis, values in axes.items()]
 
 
 def read_matrix(
@@ -152,23 +147,21 @@ def read_matrix(
         elif rows:
             columns.append(rows)
     exclude = _read_rules(document, "exclude", file.exclude, workloads)
-    include = _read_rules(document, "include", file.include, workloads)
-    for number, rule in enumerate(include):
+    products = [Product(list(workloads), columns)]
+    for number, rule in enumerate(_read_rules(document, "include", file.include, workloads)):
         for axis in rule:
             sources.setdefault(axis, document.source_of(("include", number, axis)))
-    own_axes = itertools.chain.from_iterable(entry.axes for entry in file.workloads.values())
-    names = [name for name in (*sources, *own_axes) if variable_of(name) is not None]
-    count = math.prod(map(len, columns))
-    count += sum(math.prod(map(len, _columns_of(rule))) for rule in include)
-    count *= len(workloads)
+        products.append(Product(rule["workload"], _columns_of(rule), number))
+    count = sum(len(each.labels) * math.prod(map(len, each.columns)) for each in products)
     if count > MAX_POINTS:
         problem = f"found {count:,} combinations of workloads and values of axes; allowed: at most {MAX_POINTS:,}"
         raise document.error(("matrix",), problem)
+    own_axes = itertools.chain.from_iterable(entry.axes for entry in file.workloads.values())
+    names = [name for name in (*sources, *own_axes) if variable_of(name) is not None]
     return Matrix(
         constants=constants,
-        columns=columns,
+        products=products,
         exclude=exclude,
-        include=include,
         sources=sources,
         unset=dict.fromkeys(names),
         unused=set(range(len(exclude))),
