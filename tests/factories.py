@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.core.paths import SweepFolder
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.hardware.machine import Machine, Timing
 from harness.launch import assemble
 from harness.measure.summary import summarize
@@ -189,7 +189,7 @@ def write_spec_of(folder: SweepFolder, name: str, trials: Sequence[Trial]) -> No
 
 def write_trial(folder: SweepFolder, record: Record, *, logs: str = "") -> None:
     """Leave what one trial leaves."""
-    place = folder.trial_folder(record.trial.id)
+    place = TrialFolder(folder.path / record.trial.id, record.attempt)
     write_record(place.record_path, record)
     place.launch_log.parent.mkdir(exist_ok=True)
     place.launch_log.write_text(f"launched\n{logs}", encoding="utf-8")

@@ -18,9 +18,9 @@ from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.records.decode import FileFormat, read_json
-from harness.records.files import RECORD_FILE, read_record
+from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.store import read_recorded_sweep
 from harness.spec.selected import select_trials
@@ -153,8 +153,10 @@ def _records_of_cell(results: Results, name: str) -> Named:
     by_sweep: dict[Path, list[Path]] = {}
     if "/" not in name:
         for pattern in (glob.escape(name), f"{glob.escape(name)}-s*-r*"):
-            for path in sorted(results.runs.glob(f"*/{pattern}/{RECORD_FILE}")):
-                by_sweep.setdefault(path.parent.parent, []).append(path)
+            for folder in sorted(results.runs.glob(f"*/{pattern}")):
+                path = TrialFolder.newest(folder).record_path
+                if path.exists():
+                    by_sweep.setdefault(folder.parent, []).append(path)
     if not by_sweep:
         sweeps = [path.parent.name for path in results.runs.glob("*/sweep.json")]
         suggestion = did_you_mean(name, sweeps).partition("allowed: ")[0]
@@ -196,11 +198,13 @@ def find_trial(
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     folder = Path(name)
     # False for a name that is too long for a file, where `Path` raises.
-    is_of_trial = os.path.isfile(folder) or os.path.isfile(folder / RECORD_FILE)  # noqa: PTH113
+    is_of_trial = os.path.isfile(folder)  # noqa: PTH113
+    if os.path.isdir(folder):  # noqa: PTH112
+        is_of_trial = TrialFolder.newest(folder).record_path.exists()
     if named.folder is not None and (named.sweep is not None or not is_of_trial):
         folder = named.folder / record.trial.id
     elif folder.is_file():
-        folder = folder.parent
+        folder = TrialFolder.of_attempt(folder.parent).path
     return record, folder
 
 
@@ -239,8 +243,11 @@ def _at_path(path: Path) -> Named:
     """
     if path.is_file():
         return _in_files([path])
-    record_paths = [*path.glob("record.json"), *path.glob("*/record.json")]
-    paths = sorted(record_paths or path.glob("*.json"))
+    of_trial = TrialFolder.newest(path).record_path
+    paths = [of_trial]
+    if not of_trial.exists():
+        record_paths = {*path.glob("*/record.json"), *SweepFolder(path).record_paths()}
+        paths = sorted(record_paths or path.glob("*.json"))
     if not paths:
         raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
     return _in_files(paths)
@@ -257,7 +264,8 @@ def _in_files(paths: Sequence[Path]) -> Named:
             records.append(read_record(path))
     if records and baselines:
         raise BadInput(f"{paths[0].parent}: found records and baselines; allowed: one of them")
-    return Named(records=records, baselines=baselines, folder=paths[0].absolute().parent.parent)
+    trial_folder = TrialFolder.of_attempt(paths[0].absolute().parent)
+    return Named(records=records, baselines=baselines, folder=trial_folder.path.parent)
 
 
 def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:

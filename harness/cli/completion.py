@@ -38,8 +38,8 @@ def complete_recorded_sweeps(incomplete: str) -> list[str]:
 
 def complete_trials(incomplete: str) -> list[str]:
     """Return the ids of trials that have started, each once: several sweeps may share a trial."""
-    files = _runs_folder().glob("*/*/trial.json")
-    return _beginning_with(incomplete, sorted({path.parent.name for path in files}))
+    files = _runs_folder().glob("*/*/attempt-*/trial.json")
+    return _beginning_with(incomplete, sorted({path.parent.parent.name for path in files}))
 
 
 def complete_set(incomplete: str) -> list[str]:

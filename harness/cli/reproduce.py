@@ -259,7 +259,7 @@ def parity(
     epilog=examples(
         "harness reproduce mlp-45dbdb38d5-s0-r0",
         "harness reproduce nightly --only seed=0 --only strategy=ddp --at-least bitwise",
-        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0/record.json --code recorded",
+        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0 --code recorded",
     )
 )
 def reproduce(

@@ -2,7 +2,8 @@
 
     results/
       runs/<sweep>/           a SweepFolder: sweep.json, lock, report.html, parity.json
-        <cell id>-s<seed>-r<repeat>/   a TrialFolder: trial.json, record.json, logs/, best/, ...
+        <cell id>-s<seed>-r<repeat>/   a TrialFolder: best/, resume/, ...
+          attempt-1/          of an attempt: trial.json, record.json, logs/, ...
       peaks/                  what machines were measured to reach
       certificates/           A/A certificates of machines
       baselines/<hardware>/   what later runs are compared with
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 from urllib.parse import urlsplit
 
 from harness.core.storage import writing
@@ -33,6 +34,7 @@ from harness.core.storage import writing
 TEMPORARY_FILES = ".*.????????"
 # The id of a trial, which is the name of its folder.
 TRIAL_ID = re.compile(r"(?P<cell>.+-[0-9a-f]{10})-s(?P<seed>\d{1,10})-r(?P<repeat>\d{1,9})")
+ATTEMPT = re.compile(r"attempt-(\d{1,9})")  # the name of an attempt's folder
 # What `safe_folder_name` makes of a name that is not safe as it is.
 MADE_SAFE = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{8}")
 
@@ -50,6 +52,13 @@ class Below:
         return folder.path / self.name
 
 
+class InAttempt(Below):
+    """A path in the folder of an attempt, by its name there."""
+
+    def __get__(self, folder: TrialFolder, _: object = None) -> Path:  # type: ignore[override]
+        return folder.attempt_path / self.name
+
+
 class BelowOf(Below):
     """Paths in a folder, by a pattern of their names: of a rank, an attempt, a format or a digest."""
 
@@ -57,26 +66,59 @@ class BelowOf(Below):
         return lambda name: folder.path / self.name.format(name)
 
 
+class InAttemptOf(Below):
+    """Paths in the folder of an attempt, by a pattern of their names: of a rank."""
+
+    def __get__(self, folder: TrialFolder, _: object = None) -> PathOf:  # type: ignore[override]
+        return lambda name: folder.attempt_path / self.name.format(name)
+
+
 @dataclass(frozen=True)
 class TrialFolder:
-    """The folder of one trial, in which its attempts follow each other.
+    """The folder of a trial, as one of its attempts sees it.
 
-    The runner writes the assignment and the record, ranks write the rest. Files of a running trial
-    (progress, heartbeats, failures, results of ranks, cold caches) are removed once the record is written.
+    An attempt has a folder of its own in it, which no other attempt changes: the runner writes the assignment
+    and the record, ranks write the rest. Checkpoints, fingerprints and exports are the trial's, and lie beside
+    the attempts. What ranks do besides trials has one folder for all (`attempt` 0).
     """
 
     path: Path  # its name is the trial's id
+    attempt: int = 0  # counted from 1
 
-    assignment_path = Below("trial.json")  # which the runner writes and the ranks read
-    record_path = Below("record.json")  # of the attempt that ended last
-    progress_path = Below("progress.json")  # how far a running trial has come, by rank 0
-    heartbeat_folder = Below("heartbeats")  # of a running trial's ranks
-    stacks_request = Below(
+    @classmethod
+    def newest(cls, path: Path) -> Self:
+        """Return the folder of a trial as the attempt sees it that was begun last."""
+        newest = 0
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+            for entry in entries:
+                attempt = ATTEMPT.fullmatch(entry.name)
+                if attempt is not None:
+                    newest = max(newest, int(attempt[1]))
+        return cls(path, newest)
+
+    @classmethod
+    def of_attempt(cls, path: Path) -> Self:
+        """Return what `attempt_path` gives this path for."""
+        attempt = ATTEMPT.fullmatch(path.name)
+        return cls(path) if attempt is None else cls(path.parent, int(attempt[1]))
+
+    @property
+    def attempt_path(self) -> Path:
+        """Return the folder of the attempt."""
+        return self.path / f"attempt-{self.attempt}" if self.attempt else self.path
+
+    assignment_path = InAttempt("trial.json")  # which the runner writes and the ranks read
+    record_path = InAttempt("record.json")  # of the attempt once it has ended
+    progress_path = InAttempt("progress.json")  # how far a running trial has come, by rank 0
+    heartbeat_folder = InAttempt("heartbeats")  # of a running trial's ranks
+    stacks_request = InAttempt(
         "stacks"
     )  # asks the ranks of a trial that seems to hang to write their stacks
-    failures_path = Below("failures.json")  # of ranks, as the process saw them that started them
-    log_folder = Below("logs")  # to which every attempt appends
-    launch_log = Below("logs/launch.log")  # of what the launcher itself prints
+    failures_path = InAttempt(
+        "failures.json"
+    )  # of ranks, as the process saw them that started them
+    log_folder = InAttempt("logs")  # of the attempt
+    launch_log = InAttempt("logs/launch.log")  # of what the launcher itself prints
     best_checkpoints = Below("best")  # of the best evaluation, where the sweep wants them
     resume_checkpoints = Below("resume")  # of an interrupted trial, until it ends
     export_folder = Below("export")  # of exported models, with a folder for each format
@@ -84,17 +126,17 @@ class TrialFolder:
     fingerprint_folder = Below(
         "fingerprints"
     )  # digests of single tensors, where the sweep wants them
-    trace_folder = Below("profile")  # the profiler's traces and tables of all ranks
+    trace_folder = InAttempt("profile")  # the profiler's traces and tables of all ranks
 
-    # Of an invalid attempt, when the next one replaces it; `*` makes a pattern for those of all attempts.
-    invalid_record_path = BelowOf("invalid-{}.json")
-    heartbeat_path = BelowOf("heartbeats/rank{}.json")  # each heartbeat in place of the last
+    heartbeat_path = InAttemptOf("heartbeats/rank{}.json")  # each heartbeat in place of the last
     exported_model = BelowOf("export/{}")  # the folder of the model in a format
-    rank_log = BelowOf("logs/rank{}.log")  # what a rank prints, libraries and the workload included
-    result_path = BelowOf("rank{}.json")  # a rank's part of the record, as a RankResult
+    rank_log = InAttemptOf(
+        "logs/rank{}.log"
+    )  # what a rank prints, libraries and the workload included
+    result_path = InAttemptOf("rank{}.json")  # a rank's part of the record, as a RankResult
     fingerprint_path = BelowOf("fingerprints/rank{}.jsonl")  # digests of its tensors, a mark a line
-    trace_path = BelowOf("profile/rank{}.json.gz")  # which Perfetto and chrome://tracing open
-    compiler_cache = BelowOf("cache{}")  # of a rank that must start cold, while the trial runs
+    trace_path = InAttemptOf("profile/rank{}.json.gz")  # which Perfetto and chrome://tracing open
+    compiler_cache = InAttemptOf("cache{}")  # of a rank that must start cold, while the trial runs
 
 
 @dataclass(frozen=True)
@@ -119,8 +161,8 @@ class SweepFolder:
         return [*self.path.glob("environments/*.txt"), *self.path.glob("environments/*.diff")]
 
     def trial_folder(self, trial_id: str) -> TrialFolder:
-        """Return the folder of a trial, which need not exist."""
-        return TrialFolder(self.path / trial_id)
+        """Return the folder of a trial, which need not exist, in its newest attempt."""
+        return TrialFolder.newest(self.path / trial_id)
 
     @property
     def results(self) -> Results:
@@ -214,10 +256,11 @@ class Results:
     def record_paths_by_cell(self) -> dict[str, list[Path]]:
         """Return the paths of the records of all sweeps, sorted, by the id of their cell."""
         paths: dict[str, list[Path]] = {}
-        for path in sorted(self.runs.glob("*/*/record.json")):
-            trial = TRIAL_ID.fullmatch(path.parent.name)
-            if trial is not None:
-                paths.setdefault(trial["cell"], []).append(path)
+        for sweep in sorted(self.runs.glob("*/")):
+            for path in SweepFolder(sweep).record_paths():
+                trial = TRIAL_ID.fullmatch(TrialFolder.of_attempt(path.parent).path.name)
+                if trial is not None:
+                    paths.setdefault(trial["cell"], []).append(path)
         return paths
 
 

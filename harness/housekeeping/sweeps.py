@@ -153,7 +153,7 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
                 aside = tempfile.TemporaryDirectory(dir=path.parent, prefix=REMOVED)
                 path.rename(Path(after_unlocking.enter_context(aside)) / path.name)
             else:
-                TrialFolder(path).record_path.unlink(missing_ok=True)
+                TrialFolder.newest(path).record_path.unlink(missing_ok=True)
                 shutil.rmtree(path)
             removal.path.unlink(missing_ok=True)  # a link
         if folder.spec_path.exists():

@@ -6,7 +6,6 @@ with their columns, and what commands leave next to them.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from harness.records.files import read_record
 from harness.records.store import read_spec_content
 from harness.serving.record import read_export
 from harness.training.best import read_best
-
-INVALID_RECORDS = TrialFolder(Path()).invalid_record_path("*").name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,7 @@ def verify_sweep(results: Results, name: str) -> Iterator[Verified]:
     yield _verify(folder.spec_path, partial(read_spec_content, folder.spec_path))
     for path in folder.record_paths():
         yield verify_record(path)
-        yield from _verify_other_files(TrialFolder(path.parent))
+        yield from _verify_other_files(TrialFolder.of_attempt(path.parent))
     for path in sorted(folder.environment_paths()):
         yield _verify(path, partial(_check_digest, path, path.stem, "its name"))
     yield from _verify_present(folder.parity_path, partial(read_parity, folder))
@@ -60,8 +57,6 @@ def _verify_other_files(folder: TrialFolder) -> Iterator[Verified]:
         problem = f"{folder.path}: can't be read: {error.strerror}"
         yield Verified(path=folder.path, problem=problem)
         return
-    for name in sorted(fnmatch.filter(names, INVALID_RECORDS)):
-        yield verify_record(folder.path / name)
     if folder.best_checkpoints.name in names or folder.export_folder.name in names:
         if folder.best_checkpoints.name in names:
             best = folder.best_checkpoints
@@ -87,7 +82,7 @@ def verify_record(path: Path) -> Verified:
         for result in ranks:
             if result.fingerprints is not None:
                 _check_digest(
-                    path.parent / result.fingerprints.file,
+                    TrialFolder.of_attempt(path.parent).path / result.fingerprints.file,
                     result.fingerprints.file_digest,
                     "its record",
                 )

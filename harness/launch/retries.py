@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from harness.core.paths import TrialFolder
+from harness.launch.attempts import failure_of
 from harness.records.record import PEER_FAILURES, Failure, Record
 from harness.records.settings import saves_at_intervals
 
@@ -28,24 +28,21 @@ RETRIES = {
 RESUMES = {"Killed": 2, "OutOfMemory": 2, "Hang": 2}
 
 
-def runs_again(record: Record, folder: TrialFolder, first_attempt: int, reruns: int) -> bool:
-    """Return whether a trial runs again by itself, its attempts counted from `first_attempt` on.
+def runs_again(record: Record, folder: TrialFolder, since: float, reruns: int) -> bool:
+    """Return whether a trial runs again by itself; attempts that began before `since` do not count.
 
     An invalid one does `reruns` times. One that failed does as often as its kind of failure allows,
     counted since it was last saved at an interval: each time if it has saved since its last start.
     """
+    failures = failures_of(record)
     if record.status == "invalid":
-        return _count(record.previous_failures, "Invalid", first_attempt, 0.0) < reruns
+        return _count(failures, "Invalid", since) <= reruns
     saves = saves_at_intervals(record)
     saved_at = last_saved_at(folder) if saves else 0.0
-    return record.status == "failed" and is_retried(
-        failures_of(record), first_attempt, saves=saves, saved_at=saved_at
-    )
+    return record.status == "failed" and is_retried(failures, since, saves=saves, saved_at=saved_at)
 
 
-def is_retried(
-    failures: Sequence[Failure], first_attempt: int, *, saves: bool, saved_at: float
-) -> bool:
+def is_retried(failures: Sequence[Failure], since: float, *, saves: bool, saved_at: float) -> bool:
     """Return whether a trial runs again that failed like this, the last failure at the end.
 
     `saves` says whether it saves at intervals, and `saved_at` when it did last, since the epoch.
@@ -54,14 +51,15 @@ def is_retried(
     allowed = RETRIES.get(kind, 0)
     if saves:
         allowed = max(allowed, RESUMES.get(kind, 0))
-    return allowed > 0 and _count(failures, kind, first_attempt, saved_at) <= allowed
+    return allowed > 0 and _count(failures, kind, max(since, saved_at)) <= allowed
 
 
 def failures_of(record: Record) -> list[Failure]:
-    """Return why the attempts of a trial failed, the last one at the end."""
+    """Return why the attempts of a trial did not count, the last one at the end."""
     failures = list(record.previous_failures)
-    if record.failure is not None:
-        failures.append(replace(record.failure, began_at=record.started, attempt=record.attempt))
+    last = failure_of(record)
+    if last is not None:
+        failures.append(last)
     return failures
 
 
@@ -74,12 +72,9 @@ def last_saved_at(folder: TrialFolder) -> float:
     return max(saved_at)
 
 
-def _count(failures: Sequence[Failure], kind: str, first_attempt: int, saved_at: float) -> int:
-    """Return how many attempts from `first_attempt` on failed like this and began after a save."""
+def _count(failures: Sequence[Failure], kind: str, since: float) -> int:
+    """Return how many attempts failed like this that began at a time or after it."""
     count = 0
     for failure in failures:
-        is_counted = (failure.attempt or 0) >= first_attempt and (
-            failure.began_at or 0.0
-        ) >= saved_at
-        count += is_counted and failure.kind == kind
+        count += failure.kind == kind and (failure.began_at or 0.0) >= since
     return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import (
     Callable,
@@ -11,39 +10,32 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from harness.core.control_groups import oom_kills
-from harness.core.errors import BadInput, HarnessError
-from harness.core.paths import SweepFolder, TrialFolder, remove_temporary_files
+from harness.core.errors import HarnessError
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.hardware.machine import Machine
+from harness.launch.attempts import begin_attempt, continued_since, end_attempt, failures_before
 from harness.launch.lanes import Arrange, Group, one_by_one
 from harness.launch.launcher import Launcher, describe_end
 from harness.launch.provenance import Provenance, describe_launch, write_once
-from harness.launch.retries import failures_of, runs_again
+from harness.launch.retries import runs_again
 from harness.launch.stack import ReadyStack
 from harness.launch.watch import POLL, file_size, launcher_output, watch
-from harness.records.assignment import Assignment, read_assignment, write_assignment
+from harness.records.assignment import Assignment, write_assignment
 from harness.records.code import Code
-from harness.records.files import (
-    read_record,
-    read_record_if_exists,
-    remove_unused_arrays,
-    write_record,
-)
+from harness.records.files import write_record
 from harness.records.lane import Lane
 from harness.records.record import Failure, Record, RunSettings
-from harness.records.running import read_heartbeats, read_progress_file
+from harness.records.running import read_progress_file
 from harness.records.settings import run_settings
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from workloads.catalog import heavy_modules
-
-COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
 
 
 class TrialListener:
@@ -94,8 +86,8 @@ Life = Generator[None, None, Record]
 class Runner:
     """Runs trials of one sweep, one after the other, or side by side in the lanes of a machine.
 
-    An attempt is one start of a trial's ranks. A trial has one record, that of its last attempt,
-    which also says why the earlier ones failed.
+    An attempt is one start of a trial's ranks. The record of a trial is that of its last attempt, which also
+    says why the earlier ones failed.
     """
 
     sweep: Sweep
@@ -105,9 +97,8 @@ class Runner:
     listener: TrialListener
     peaks: Mapping[str, Machine]  # by the machine's key
     arrange: Arrange = one_by_one  # says which trials run side by side
-    # The attempt that a trial's reruns are counted from, by its id; of others the first of this
-    # run.
-    first_attempts: Mapping[str, int] = field(default_factory=dict)
+    # Attempts that began before do not count when a trial is to run again, seconds since the epoch.
+    since: float = field(default_factory=time.time)
     poll_seconds: float = POLL
     resumes: int = 10  # how often an interrupted trial resumes at once
     rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
@@ -138,17 +129,12 @@ class Runner:
         that still run, and those leave no record. Raises HarnessError where a trial can't be run or
         recorded, once the trials in other lanes have saved their state.
         """
-        first_attempts = dict(self.first_attempts)
         for group in self.arrange(pending):
-            yield from self._run_group(group, first_attempts, fresh=fresh)
+            yield from self._run_group(group, fresh=fresh)
 
-    def _run_group(
-        self, group: Group, first_attempts: dict[str, int], *, fresh: bool
-    ) -> Iterator[Record]:
-        """Run trials, as many at a time as there are lanes, and give the record of each.
-
-        `first_attempts` are those that reruns are counted from, to which these trials' are added.
-        """
+    def _run_group(self, group: Group, *, fresh: bool) -> Iterator[Record]:
+        """Run trials, as many at a time as there are lanes, and give the record of each."""
+        begun: set[str] = set()  # ids
         queue = list(group.trials)
         free_lanes = list(group.lanes)
         running: list[tuple[Trial, Lane, Life]] = []
@@ -159,7 +145,8 @@ class Runner:
                     trial = queue.pop(0)
                     lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
-                    is_fresh = fresh and trial.id not in first_attempts
+                    is_fresh = fresh and trial.id not in begun
+                    begun.add(trial.id)
                     life = self._run_with_resumes(trial, lane, fresh=is_fresh)
                     running.append((trial, lane, life))
                 if not running:
@@ -176,8 +163,7 @@ class Runner:
                     free_lanes.append(lane)
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
-                    first_attempt = first_attempts.setdefault(trial.id, record.attempt)
-                    if self.runs_again(record, first_attempt):
+                    if self.runs_again(record):
                         if record.status == "failed":
                             self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
                         queue.insert(_end_of_block(queue, trial), trial)
@@ -187,38 +173,10 @@ class Runner:
         if errors:
             raise errors[0]
 
-    def runs_again(self, record: Record, first_attempt: int) -> bool:
-        """Return whether a trial runs again, its attempts counted from `first_attempt` on."""
+    def runs_again(self, record: Record) -> bool:
+        """Return whether a trial runs again that has left this record."""
         trial_folder = self.folder.trial_folder(record.trial.id)
-        return runs_again(record, trial_folder, first_attempt, self.profile.validity.reruns)
-
-    def record_interruption(self, trial: Trial, reason: str) -> None:
-        """Record the last attempt as interrupted if it ended together with the process that ran it.
-
-        Such an attempt has an assignment and no record. Once it is recorded, the next attempt
-        has another number.
-        """
-        folder = self.folder.trial_folder(trial.id)
-        attempt = _last_attempt(folder)
-        if attempt is None:
-            return
-        record = read_record_if_exists(folder.record_path)
-        if record is not None and record.attempt >= attempt:
-            return
-        started = folder.assignment_path.stat().st_mtime
-        # It ended with the last sign of life: a job may wait for long before it goes on.
-        died = max([started, *(beat.at for beat in read_heartbeats(folder.heartbeat_folder))])
-        previous_failures = _prepare_folder(folder)
-        ended_by = Failure(kind="Interrupted", message=reason, at=died)
-        interrupted = self._assemble(
-            folder,
-            self._assignment(trial, attempt=attempt),
-            started=started,
-            ended=died,
-            previous_failures=previous_failures,
-            ended_by=ended_by,
-        )
-        _write(folder, interrupted)
+        return runs_again(record, trial_folder, self.since, self.profile.validity.reruns)
 
     def _run_with_resumes(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
@@ -238,13 +196,8 @@ class Runner:
         The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
         if another job has begun the same trial.
         """
-        folder = self.folder.trial_folder(trial.id)
-        assignment = self._assignment(trial, attempt=next_attempt(folder), lane=lane)
-        if fresh:
-            # Killed at any moment from here on, this attempt is one that has left no record.
-            write_assignment(folder.assignment_path, assignment)
-            remove_earlier_attempts(folder)
-        previous_failures = _prepare_folder(folder)
+        folder = begin_attempt(self.folder.trial_folder(trial.id), fresh=fresh)
+        assignment = self._assignment(trial, attempt=folder.attempt, lane=lane)
         write_assignment(folder.assignment_path, assignment)
         cell = trial.cell
         launcher = self.launcher
@@ -282,16 +235,15 @@ class Runner:
             folder,
             assignment,
             started=started,
-            ended=time.time(),
-            previous_failures=previous_failures,
             ended_by=ended_by,
             observed_failures=launcher.observed_failures(folder, output),
             launcher_end=launcher_end,
         )
         record = self._with_stop_reason(record)
-        if _last_attempt(folder) != assignment.attempt:
+        if self.folder.trial_folder(trial.id) != folder:
             raise HarnessError(f"{folder.path}: another job has taken it over")
-        _write(folder, record)
+        write_record(folder.record_path, record)
+        end_attempt(folder, record)
         return record
 
     def _with_stop_reason(self, record: Record) -> Record:
@@ -311,21 +263,15 @@ class Runner:
         assignment: Assignment,
         *,
         started: float,
-        ended: float,
-        previous_failures: Sequence[Failure],
         ended_by: Failure | None,
-        observed_failures: Sequence[Failure] = (),
-        launcher_end: str = "its launcher ended with the command",
+        observed_failures: Sequence[Failure],
+        launcher_end: str,
     ) -> Record:
         """Return the record of an attempt that has just ended."""
         # Imported only now, because a process that only looks at trials needs no NumPy.
         from harness.launch.assemble import assemble
 
-        first_started = None
-        previous = read_record_if_exists(folder.record_path) if assignment.attempt > 1 else None
-        # One that has come to its end was only measured again: this attempt does not continue it.
-        if previous is not None and previous.status not in COMPLETE:
-            first_started = previous.first_started or previous.started
+        previous_failures = failures_before(folder)
         return assemble(
             folder,
             self.sweep.name,
@@ -339,10 +285,10 @@ class Runner:
             launcher_end=launcher_end,
             peaks=self.peaks,
             settings=self.settings,
-            first_started=first_started,
+            first_started=continued_since(previous_failures),
         )
 
-    def _assignment(self, trial: Trial, attempt: int, lane: Lane | None = None) -> Assignment:
+    def _assignment(self, trial: Trial, attempt: int, lane: Lane) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
         installed, interpreter = self.provenance.installed, None
         stack = self.stacks.get(trial.cell.axes.stack or "")
@@ -359,7 +305,7 @@ class Runner:
             fingerprints=self.sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
-            lane=lane or Lane(),
+            lane=lane,
             code=self.rank_code or self.provenance.code,
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
@@ -382,106 +328,6 @@ def _advance(life: Life) -> Record | HarnessError | None:
     except HarnessError as error:
         return error
     return None
-
-
-def _last_attempt(folder: TrialFolder) -> int | None:
-    """Return the number of the attempt that was begun last."""
-    if not folder.assignment_path.exists():
-        return None
-    return read_assignment(folder.assignment_path).attempt
-
-
-def _write(folder: TrialFolder, record: Record) -> None:
-    """Write the record and remove what only an unfinished trial needs.
-
-    The record comes first: without it, what is removed could not be told from what never was.
-    """
-    write_record(folder.record_path, record)
-    remove_leftovers(folder)
-    remove_unneeded_checkpoints(folder, record)
-
-
-def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
-    """Remove the checkpoints that a trial has no use for once it has this record."""
-    if record.status in COMPLETE:
-        shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
-
-
-def next_attempt(folder: TrialFolder) -> int:
-    """Return the number of a trial's next attempt, which none before it has had."""
-    attempts = [0]
-    with suppress(BadInput):  # of a file that is damaged, and is going to be replaced
-        attempts.append(_last_attempt(folder) or 0)
-    with suppress(BadInput):
-        record = read_record_if_exists(folder.record_path)
-        attempts.append(record.attempt if record is not None else 0)
-    return max(attempts) + 1
-
-
-def remove_earlier_attempts(folder: TrialFolder) -> None:
-    """Remove what the attempts at a trial have left, the record first."""
-    folder.record_path.unlink(missing_ok=True)
-    for path in folder.path.glob(folder.invalid_record_path("*").name):
-        path.unlink()
-    for stale in (
-        folder.best_checkpoints,
-        folder.resume_checkpoints,
-        folder.log_folder,
-        folder.fingerprint_folder,
-        folder.export_folder,
-    ):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
-def _prepare_folder(folder: TrialFolder) -> list[Failure]:
-    """Make way for another attempt and return why the earlier ones failed.
-
-    A checkpoint stays. The record of the last attempt stays until the next one replaces it; that of
-    an invalid attempt is copied next to it.
-    """
-    previous_failures: list[Failure] = []
-    if folder.record_path.exists():
-        previous_failures = _set_last_attempt_aside(folder)
-    shutil.rmtree(folder.trace_folder, ignore_errors=True)
-    remove_leftovers(folder)
-    return previous_failures
-
-
-def _set_last_attempt_aside(folder: TrialFolder) -> list[Failure]:
-    """Return why all attempts so far failed; copy the record of the last one if it is invalid."""
-    record = read_record(folder.record_path)
-    failures = failures_of(record)
-    if record.status == "invalid":
-        failures.append(
-            Failure(
-                kind="Invalid",
-                message="; ".join(record.violations),
-                at=record.ended,
-                began_at=record.started,
-                attempt=record.attempt,
-            )
-        )
-        shutil.copyfile(folder.record_path, folder.invalid_record_path(record.attempt))
-        # It finished, so there is nothing to resume, unless a later attempt has left no record.
-        last_attempt: int | None = None
-        with suppress(BadInput):
-            last_attempt = _last_attempt(folder)
-        if last_attempt == record.attempt:
-            shutil.rmtree(folder.best_checkpoints, ignore_errors=True)
-            shutil.rmtree(folder.export_folder, ignore_errors=True)
-    return failures
-
-
-def remove_leftovers(folder: TrialFolder) -> None:
-    """Remove what only a running trial needs, and what a process that was killed had not removed."""
-    remove_temporary_files(folder.path)
-    results = [*folder.path.glob("rank*.json"), *folder.path.glob("rank*.npz")]
-    for path in [folder.progress_path, folder.failures_path, *results]:
-        path.unlink(missing_ok=True)
-    remove_unused_arrays(folder.path)
-    shutil.rmtree(folder.heartbeat_folder, ignore_errors=True)
-    for cache in folder.path.glob("cache*"):
-        shutil.rmtree(cache)
 
 
 def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:

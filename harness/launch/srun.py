@@ -102,7 +102,7 @@ class Srun:
             "--input=none",
             f"--job-name={folder.path.name}",
             *task,
-            str(folder.path),
+            str(folder.attempt_path),
             *more,
         ]
 

@@ -11,6 +11,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
 from harness.hardware import machine
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
+from harness.launch.attempts import remove_unneeded_checkpoints
 from harness.launch.host_lock import host_lock
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.lanes import MachineRoom, side_by_side
@@ -18,8 +19,6 @@ from harness.launch.runner import (
     Runner,
     StopRequest,
     TrialListener,
-    remove_leftovers,
-    remove_unneeded_checkpoints,
 )
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
@@ -94,7 +93,7 @@ def plan(
 
 def _is_finished(record: Record, folder: SweepFolder, redo: Redo) -> bool:
     """Return whether a trial need not run again: a damaged file of arrays is moved away so that it does."""
-    path = folder.trial_folder(record.trial.id).path
+    path = folder.trial_folder(record.trial.id).attempt_path
     has_arrays = any(path.glob("record-*.npz"))
     return has_arrays and record.status in FINISHED[redo]
 
@@ -193,10 +192,6 @@ def run(
             stop=stop,
             stacks=stacks,
         )
-        if redo != "all":
-            for trial in planned.pending:
-                with suppress(BadInput):  # of an assignment that is damaged: it is written again
-                    runner.record_interruption(trial, "what ran it ended without leaving a record")
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
             path = folder.trial_folder(record.trial.id).record_path
@@ -207,14 +202,9 @@ def run(
 
 
 def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
-    """Remove what an earlier process left that was killed before it had tidied up.
-
-    Of a trial that will run, the runner does that.
-    """
+    """Remove what an earlier process left that was killed before it had tidied up."""
     kill_abandoned()
     remove_abandoned_blocks()
     remove_temporary_files(folder.path)
     for record in planned.finished:
-        trial_folder = folder.trial_folder(record.trial.id)
-        remove_leftovers(trial_folder)
-        remove_unneeded_checkpoints(trial_folder, record)
+        remove_unneeded_checkpoints(folder.trial_folder(record.trial.id), record)

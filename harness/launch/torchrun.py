@@ -80,7 +80,7 @@ class Torchrun:
     ) -> list[str]:
         """Return the command that runs `module` with `folder` and `more` at every rank."""
         failures = str(folder.failures_path)
-        rank_arguments = [str(folder.path), *more]
+        rank_arguments = [str(folder.attempt_path), *more]
         if self.fork:
             forked = module_command(self.python, "harness.launch.forked")
             return [*forked, failures, str(ranks), module, *rank_arguments]
@@ -134,7 +134,9 @@ class Torchrun:
             # What `forked` would have got.
             _, _, ranks, module, folder, *more = arguments[arguments.index("-m") + 1 :]
             launcher = replace(self, fork=False)
-            arguments = launcher.command(module, TrialFolder(Path(folder)), int(ranks), more)
+            arguments = launcher.command(
+                module, TrialFolder.of_attempt(Path(folder)), int(ranks), more
+            )
         return start_session(
             arguments, {**variables, **parent_variables(), **mark_variables(log)}, log
         )

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from harness.core.errors import BadFile
 from harness.core.paths import TRIAL_ID, TrialFolder, write_atomically
 from harness.core.validation import decode_json, decode_value
 from harness.records import seal
@@ -33,7 +32,6 @@ from harness.records.decode import (
     parse_content,
     parse_json,
     read_bytes,
-    read_json,
 )
 from harness.records.environment import Environment
 from harness.records.record import SCHEMA, Numbers, Outcome, RankResult, Record, RunSettings
@@ -135,7 +133,7 @@ def read_record(path: Path) -> Record:
     trial = Trial(cell=cell, seed=header.trial.seed, repeat=header.trial.repeat)
     # A record may be anywhere, as in a folder of records that somebody has collected, except in the
     # folder of another trial.
-    folder = path.parent.name or path.absolute().parent.name
+    folder = TrialFolder.of_attempt(path.absolute().parent).path.name
     if path.name == RECORD_FILE and folder != trial.id and TRIAL_ID.fullmatch(folder):
         problem = f"trial: found {trial.id}; allowed: {folder}, whose folder it is in"
         raise RECORD_FORMAT.invalid(path, problem)
@@ -251,21 +249,3 @@ def copy_record(path: Path, folder: Path) -> None:
     described = decode_file(_Header, path, RECORD_FORMAT).arrays
     shutil.copyfile(path, folder / path.name)
     shutil.copyfile(path.with_name(described.file), folder / described.file)
-
-
-def remove_unused_arrays(folder: Path) -> None:
-    """Remove files of arrays that no record in a trial's folder names.
-
-    A process that was killed leaves one, and so does a record that another attempt replaced.
-    Nothing is removed where a record can't be read: it may name any of them.
-    """
-    used = set()
-    try:
-        for header_path in folder.glob("*.json"):
-            content = read_json(header_path, RECORD_FORMAT)
-            used.add(content.get("arrays", {}).get("file"))
-    except (BadFile, AttributeError):
-        return
-    for path in folder.glob("*.npz"):
-        if path.name not in used:
-            path.unlink(missing_ok=True)

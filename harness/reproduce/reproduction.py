@@ -19,7 +19,7 @@ from typing import Literal
 from harness.analysis.evidence import Agreement, compare_evidence, evidence_of_record
 from harness.analysis.rungs import Rung, at_least, lowest
 from harness.core.paths import Results, write_atomically
-from harness.launch.runner import COMPLETE
+from harness.launch.attempts import COMPLETE
 from harness.records.differences import Difference, differences
 from harness.records.record import Record
 from harness.records.seal import sealed_text

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
+from harness.launch.attempts import COMPLETE
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.runner import COMPLETE, Runner, StopRequest, TrialListener
+from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.code import Code, describe_code

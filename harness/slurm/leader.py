@@ -3,9 +3,8 @@
 The job's batch script runs `python -m harness.slurm.leader lead SWEEP_FOLDER SUBMISSION ARRAY`. The
 life of a job:
 
-- The leader records attempts that an earlier start of the job could not record, and runs the trials
-  that are pending, one after the other or side by side. Each leaves its record on the shared
-  folder.
+- The leader runs the trials that are pending, one after the other. Each leaves its record on the
+  shared folder.
 - Slurm sends SIGUSR2 ahead of the time limit and of a preemption. It sends it to the batch script
   alone, because between two trials there is no step that could receive it. The script's shell
   passes it on to the leader, and the leader to the running trials, which save and stop.
@@ -25,7 +24,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -117,9 +115,6 @@ def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
         f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
     )
     runner = replace(runner, stacks=stacks_of(runner, pending))
-    for trial in pending:
-        with suppress(BadInput):  # of an assignment that is damaged: it is written again
-            runner.record_interruption(trial, "its job ended without leaving a record")
     restarts = Restarts(submission_folder / f"{array}-{index}.restarts")
     refuse_too_many_restarts(slurm, restarts)
     interruption = _run_until_interrupted(runner, pending, restarts, stop)
@@ -274,7 +269,7 @@ def runner_of(
         launcher=launcher_of(submission.profile, job_array.ranks_per_node),
         listener=listener,
         peaks=machine.read_all(sweep_folder.results.peaks),
-        first_attempts=submission.first_attempts,
+        since=submission.created_at,
         poll_seconds=POLL_SECONDS,
         resumes=0,  # an interrupted trial continues when its job is back, not in this one
         stop=stop,
@@ -329,12 +324,11 @@ def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
         except BadInput as error:
             log(f"{trial.id} is left out: {error}")
             continue
-        first_attempt = runner.first_attempts[trial.id]
         if (
             record is None
-            or record.attempt < first_attempt
+            or record.started < runner.since
             or record.status == "interrupted"
-            or runner.runs_again(record, first_attempt)
+            or runner.runs_again(record)
         ):
             pending.append(trial)
     return pending

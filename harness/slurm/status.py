@@ -259,8 +259,7 @@ def _is_repeated(record: Record, folder: TrialFolder, submission: Submission | N
         return True
     if submission is None:  # a run on this machine repeats it at once, or not at all
         return False
-    first_attempt = submission.first_attempts[record.trial.id]
-    return runs_again(record, folder, first_attempt, submission.profile.validity.reruns)
+    return runs_again(record, folder, submission.created_at, submission.profile.validity.reruns)
 
 
 def _waiting_reason(owner: Owner) -> str:

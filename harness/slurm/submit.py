@@ -26,7 +26,6 @@ from harness.core.private import make_private_folder, private_umask
 from harness.core.slurm_environment import ignored_variables, submission_environment
 from harness.core.text import listed
 from harness.launch import controller
-from harness.launch.runner import next_attempt
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.settings import profile_change, run_settings
@@ -142,7 +141,7 @@ def prepare(
     # Attempts are counted on from those of earlier submissions and of local runs.
     first_attempts = {}
     for trial in new_trials:
-        first_attempts[trial.id] = next_attempt(sweep_folder.trial_folder(trial.id))
+        first_attempts[trial.id] = sweep_folder.trial_folder(trial.id).attempt + 1
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():

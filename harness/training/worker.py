@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can resume.
     """
     options = argument_parser().parse_args(arguments)
-    ranks, folder = Ranks.from_environment(), TrialFolder(options.folder.absolute())
+    ranks, folder = Ranks.from_environment(), TrialFolder.of_attempt(options.folder.absolute())
     ranks.export()
     if options.write_logs:
         _redirect_output(folder.rank_log(ranks.rank))

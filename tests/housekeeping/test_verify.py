@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
-from harness.records.files import remove_unused_arrays, write_record
+from harness.records.files import write_record
 from harness.records.record import RankFingerprints, Record
 from harness.serving.record import (
     ExportedModel,
@@ -43,8 +42,9 @@ def folder(tmp_path: Path) -> SweepFolder:
     digest = hashlib.sha256(b"marks").hexdigest()
     fingerprints = RankFingerprints(steps=[], file="fingerprints/rank0.jsonl", file_digest=digest)
     ranks = [replace(first.ranks[0], fingerprints=fingerprints)]
+    (replaced,) = trial_folder.attempt_path.glob("*.npz")
     write_record(trial_folder.record_path, with_ranks(first, ranks))
-    remove_unused_arrays(trial_folder.path)
+    replaced.unlink()
     return folder
 
 
@@ -62,9 +62,9 @@ def test_whole_sweep_has_no_problem(folder: SweepFolder) -> None:
     assert problems(folder) == []
 
 
-@pytest.mark.parametrize("name", ["record-*.npz", "fingerprints/rank0.jsonl"])
+@pytest.mark.parametrize("name", ["attempt-1/record-*.npz", "fingerprints/rank0.jsonl"])
 def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder, name: str) -> None:
-    (path,) = folder.record_paths()[0].parent.glob(name)
+    (path,) = folder.record_paths()[0].parent.parent.glob(name)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert [str(path) in problem for problem in problems(folder)] == [True]
@@ -79,11 +79,10 @@ def test_sweep_that_was_changed_is_named(folder: SweepFolder) -> None:
 
 
 def write_files_beside(folder: SweepFolder) -> None:
-    """Leave what commands leave beside records: that of an invalid attempt, a checkpoint, and so on."""
+    """Leave what commands leave beside records: a checkpoint, exports, and so on."""
     results = Results(folder.path.parent.parent)
     record = make_record(seed=0)
     trial_folder = folder.trial_folder(record.trial.id)
-    shutil.copyfile(trial_folder.record_path, trial_folder.invalid_record_path(1))
     weights = {"weight": torch.zeros(1, 1)}
     write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, {})
     write_export(trial_folder, make_export(record))
@@ -119,7 +118,6 @@ def make_export(record: Record) -> TrialExport:
 
 
 BESIDE = (
-    ("runs/demo/*-s0-r0/invalid-1.json", '"steps"', '"Steps"'),
     ("runs/demo/*-s0-r0/best/seal.json", "12", "13"),
     ("runs/demo/*-s0-r0/best/model.safetensors", "weight", "height"),
     ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
@@ -147,7 +145,7 @@ def test_file_beside_a_record_that_was_edited_is_named(
 def test_folder_of_a_trial_that_can_not_be_listed_is_named(
     folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial_folder = folder.record_paths()[0].parent
+    trial_folder = folder.record_paths()[0].parent.parent
     listdir = os.listdir
 
     def refuse(path: Path) -> list[str]:

@@ -23,20 +23,20 @@ def failures(*kinds: str) -> list[Failure]:
 def test_a_failure_allows_so_many_more_attempts(kind: str, times: int) -> None:
     answers = []
     for count in range(1, 5):
-        answers.append(is_retried(failures(*[kind] * count), 1, saves=False, saved_at=0.0))
+        answers.append(is_retried(failures(*[kind] * count), 0.0, saves=False, saved_at=0.0))
     assert answers == [True] * times + [False] * (4 - times)
 
 
-def test_failures_before_the_first_attempt_of_a_submission_do_not_count() -> None:
+def test_failures_before_a_submission_do_not_count() -> None:
     lost = failures("NodeFailure", "NodeFailure", "NodeFailure")
-    assert not is_retried(lost, 1, saves=False, saved_at=0.0)
-    assert is_retried(lost, 2, saves=False, saved_at=0.0)
+    assert not is_retried(lost, 0.0, saves=False, saved_at=0.0)
+    assert is_retried(lost, 20.0, saves=False, saved_at=0.0)
 
 
 def test_each_save_begins_anew() -> None:
     """Two ends before a save leave all retries to those after it; a fault of its own has none."""
     killed = failures("Killed", "Killed", "Killed")
-    assert is_retried(killed, 1, saves=True, saved_at=15.0)
-    assert not is_retried(killed, 1, saves=True, saved_at=5.0)
-    assert not is_retried(killed, 1, saves=False, saved_at=0.0)
-    assert not is_retried(failures("ValueError"), 1, saves=True, saved_at=15.0)
+    assert is_retried(killed, 0.0, saves=True, saved_at=15.0)
+    assert not is_retried(killed, 0.0, saves=True, saved_at=5.0)
+    assert not is_retried(killed, 0.0, saves=False, saved_at=0.0)
+    assert not is_retried(failures("ValueError"), 0.0, saves=True, saved_at=15.0)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.core.errors import StorageError
-from harness.core.paths import SweepFolder, TrialFolder
+from harness.core.paths import SweepFolder
 from harness.launch.lanes import Group
 from harness.launch.runner import (
     Life,
     Runner,
     StopRequest,
     TrialListener,
-    _prepare_folder,
-    next_attempt,
 )
 from harness.launch.sweep import plan
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment, write_assignment
-from harness.records.files import write_record
 from harness.records.lane import Lane
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
@@ -45,20 +40,7 @@ def make_runner(folder: Path, seeds: int, **settings: Any) -> Runner:
     )
 
 
-@pytest.mark.parametrize(("begun", "stays"), [(1, False), (2, True)])
-def test_the_best_model_of_a_lost_attempt_stays(tmp_path: Path, begun: int, stays: bool) -> None:
-    """An invalid attempt has finished. One after it, which left no record, may be gone on with."""
-    folder = TrialFolder(tmp_path)
-    record = replace(make_record(), status="invalid", attempt=1, violations=("contention",))
-    write_record(folder.record_path, record)
-    assignment = Assignment(trial=record.trial, base_folder=".", attempt=begun)
-    write_assignment(folder.assignment_path, assignment)
-    (folder.best_checkpoints / "step-000000004").mkdir(parents=True)
-    assert [failure.kind for failure in _prepare_folder(folder)] == ["Invalid"]
-    assert folder.best_checkpoints.exists() is stays
-
-
-def test_a_trial_that_runs_again_from_the_start_first_loses_its_record(
+def test_a_trial_that_runs_again_from_the_start_is_not_done_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before it has begun, it would count as done, with nothing of what its record names."""
@@ -70,11 +52,11 @@ def test_a_trial_that_runs_again_from_the_start_first_loses_its_record(
     def end(path: Path, **options: bool) -> None:
         raise SystemExit
 
-    monkeypatch.setattr("harness.launch.runner.shutil.rmtree", end)
+    monkeypatch.setattr("harness.launch.attempts.shutil.rmtree", end)
     with pytest.raises(SystemExit):
         list(runner.run([trial], fresh=True))
     assert plan(runner.sweep, runner.folder, "missing").pending == [trial]
-    assert next_attempt(runner.folder.trial_folder(trial.id)) == 5
+    assert runner.folder.trial_folder(trial.id).attempt == 4
 
 
 def test_an_error_of_one_trial_has_those_beside_it_save_their_state(

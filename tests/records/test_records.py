@@ -262,9 +262,6 @@ def test_record_that_is_not_replaced_keeps_its_columns(
             files.write_record(path, after)
     assert normal(files.read_record(path)) == normal(before)
     assert len(list(path.parent.glob("*.npz"))) == 2
-    files.remove_unused_arrays(path.parent)
-    assert normal(files.read_record(path)) == normal(before)
-    assert len(list(path.parent.glob("*.npz"))) == 1
 
 
 def test_copy_has_the_record_and_its_columns(path: Path, tmp_path: Path) -> None:

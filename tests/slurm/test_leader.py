@@ -4,24 +4,20 @@ it requeues.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import SweepFolder, TrialFolder
+from harness.core.paths import SweepFolder
 from harness.launch import controller, watchdog
 from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest
-from harness.records.assignment import Assignment, write_assignment
-from harness.records.files import read_record, write_rank_result
+from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult, Record
-from harness.records.running import Heartbeat
 from harness.slurm import leader, submission
 from harness.slurm.leader import JobIsOver, JobListener, Restarts
 from harness.slurm.packing import JobArray
@@ -31,7 +27,7 @@ from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
 from harness.spec.sweep import Sweep
 from harness.training.interruption import SIGNAL
-from tests.factories import make_record, write_trial
+from tests.factories import BEGUN, make_record, write_trial
 from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load
 
@@ -58,7 +54,8 @@ def make_runner(
     """Return the runner of a job that has every trial of the sweep."""
     submitted = make_submission(sweep, first_attempts)
     sweep_folder, stop = SweepFolder(folder / "sweep"), StopRequest(listener.stop_reason)
-    return leader.runner_of(sweep_folder, submitted, submitted.arrays[0], listener, stop)
+    runner = leader.runner_of(sweep_folder, submitted, submitted.arrays[0], listener, stop)
+    return replace(runner, since=BEGUN)
 
 
 @pytest.fixture
@@ -80,7 +77,8 @@ def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
 
 def fail_again(runner: Runner, record: Record, failure: Failure) -> Record:
     """Leave the record of one more attempt of a trial, after one that has failed."""
-    failures = (*record.previous_failures, replace(failure, attempt=record.attempt))
+    failure = replace(failure, attempt=record.attempt, began_at=record.started)
+    failures = (*record.previous_failures, failure)
     record = replace(record, attempt=record.attempt + 1, previous_failures=failures)
     write_trial(runner.folder, record)
     return record
@@ -91,20 +89,12 @@ def pending_seeds(runner: Runner) -> list[int]:
     return [trial.seed for trial in leader.pending_trials(runner, runner.sweep.trials())]
 
 
-def begin(runner: Runner, trial: Trial, attempt: int) -> TrialFolder:
-    """Leave what an attempt leaves whose job ended before it did."""
-    trial_folder = runner.folder.trial_folder(trial.id)
-    assignment = Assignment(trial=trial, base_folder=".", attempt=attempt)
-    write_assignment(trial_folder.assignment_path, assignment)
-    return trial_folder
-
-
 class TestPendingTrials:
     def test_are_those_without_a_record_of_this_submission(self, runner: Runner) -> None:
         """A failed trial stays failed, unless an earlier submission has left its record."""
         leave_record(runner, 0)
         leave_record(runner, 1, status="failed")
-        leave_record(runner, 4, status="failed", attempt=1)
+        leave_record(runner, 4, status="failed", attempt=1, started=BEGUN - 1)
         assert pending_seeds(runner) == [2, 3, 4]
         leave_record(runner, 4, status="failed", attempt=2)
         assert pending_seeds(runner) == [2, 3]
@@ -129,46 +119,6 @@ class TestPendingTrials:
             assert 0 in pending_seeds(runner)
             record = fail_again(runner, record, Failure(kind="Invalid", message="steal"))
         assert 0 not in pending_seeds(runner)
-
-
-class TestAnAttemptWhoseJobEnded:
-    def test_is_recorded_and_counts(self, runner: Runner) -> None:
-        trial = runner.sweep.trials()[2]
-        trial_folder = begin(runner, trial, attempt=1)
-        trial_folder.progress_path.touch()
-        runner.record_interruption(trial, "job 7 was started again")
-        record = read_record(trial_folder.record_path)
-        assert (record.status, record.attempt) == ("interrupted", 1)
-        assert str(record.failure) == "Interrupted: job 7 was started again"
-        assert not trial_folder.progress_path.exists()
-        assert 2 in pending_seeds(runner)
-
-    def test_ended_with_its_last_sign_of_life(self, runner: Runner) -> None:
-        """The job may be pending for hours before it goes on, which is no work done twice."""
-        trial = runner.sweep.trials()[2]
-        trial_folder = begin(runner, trial, attempt=1)
-        os.utime(trial_folder.assignment_path, (1000.0, 1000.0))
-        trial_folder.heartbeat_folder.mkdir()
-        for rank, at in enumerate([1030.0, 1034.0]):
-            beat = Heartbeat(
-                rank=rank, host="n1", pid=7, created=1.0, step=3, in_step=True, position="", at=at
-            )
-            trial_folder.heartbeat_path(rank).write_text(json.dumps(asdict(beat)))
-        runner.record_interruption(trial, "job 7 was started again")
-        record = read_record(trial_folder.record_path)
-        assert record.failure is not None
-        assert (record.started, record.failure.at, record.ended) == (1000.0, 1034.0, 1034.0)
-
-    def test_is_not_recorded_if_it_left_a_record_or_never_began(self, runner: Runner) -> None:
-        """Neither must a record be replaced, nor one appear for a trial that nobody has tried."""
-        done, fresh = runner.sweep.trials()[:2]
-        begin(runner, done, attempt=1)
-        leave_record(runner, 0)
-        for trial in (done, fresh):
-            runner.record_interruption(trial, "job 7 was started again")
-        record = read_record(runner.folder.trial_folder(done.id).record_path)
-        assert record.status == "done"
-        assert not runner.folder.trial_folder(fresh.id).path.exists()
 
 
 class TestTheExitCode:
@@ -292,19 +242,12 @@ class TestLead:
     def test_of_a_job_that_slurm_restarts_too_often_fails(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The attempt that its last start has lost is recorded all the same."""
         monkeypatch.setattr(Runner, "run", lambda running, pending: pytest.fail("a trial ran"))
         monkeypatch.setenv("SLURM_RESTART_COUNT", "6")
-        damaged, lost = (begin(runner, trial, attempt=1) for trial in runner.sweep.trials()[:2])
-        damaged.assignment_path.write_text("", encoding="utf-8")
         with pytest.raises(
             JobIsOver, match=r"job 71 was started again 6 times without .*; slurm.requeues: 5"
         ):
             self.lead(runner, submitted)
-        failure = read_record(lost.record_path).failure
-        assert failure is not None
-        assert failure.message == "its job ended without leaving a record"
-        assert not damaged.record_path.exists()
 
 
 CONNECTION_LOST = Failure(kind="ConnectionLost", message="reset by peer", rank=0, host="n1")

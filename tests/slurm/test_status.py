@@ -346,7 +346,7 @@ class TestOfTrialsThatWereNotSubmitted:
         for path in (killed.assignment_path, killed.progress_path):
             os.utime(path, (1.0, 1.0))
         (status,) = read_statuses([(sweep, folder)])
-        assert names(status.trials) == ["missing"] * 3
+        assert names(status.trials) == ["interrupted", "interrupted", "missing"]
         with lock(folder):
             os.utime(folder.lock_path, (2.0, 2.0))
             (status,) = read_statuses([(sweep, folder)])

@@ -1,0 +1,93 @@
+"""What attempts at a trial leave, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.paths import TrialFolder
+from harness.launch.attempts import begin_attempt, continued_since, failures_before
+from harness.records.assignment import Assignment, write_assignment
+from harness.records.files import write_record
+from harness.records.record import Failure, Status
+from harness.records.running import Heartbeat
+from tests.factories import make_record
+
+
+def leave_attempt(folder: TrialFolder, status: Status | None) -> TrialFolder:
+    """Leave what an attempt leaves: a record, or none where what ran it was killed."""
+    folder = begin_attempt(folder, fresh=False)
+    record = make_record(status="done", attempt=folder.attempt)
+    violations = ("contention",) if status == "invalid" else ()
+    write_assignment(folder.assignment_path, Assignment(trial=record.trial, base_folder="."))
+    if status is not None:
+        write_record(folder.record_path, replace(record, status=status, violations=violations))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("statuses", "stays"),
+    [(["invalid"], False), (["done"], False), (["invalid", None], True), (["interrupted"], True)],
+)
+def test_a_checkpoint_stays_for_what_has_not_got_to_its_end(
+    tmp_path: Path, statuses: list[Status | None], stays: bool
+) -> None:
+    folder = TrialFolder(tmp_path)
+    for status in statuses:
+        folder = leave_attempt(folder, status)
+    (folder.best_checkpoints / "step-000000004").mkdir(parents=True)
+    (folder.resume_checkpoints / "step-000000004").mkdir(parents=True)
+    begin_attempt(folder, fresh=False)
+    assert folder.best_checkpoints.exists() is folder.resume_checkpoints.exists() is stays
+
+
+def test_the_attempts_before_are_left_as_they_are(tmp_path: Path) -> None:
+    first = leave_attempt(TrialFolder(tmp_path), "invalid")
+    content = first.record_path.read_bytes()
+    second = leave_attempt(first, None)
+    assert TrialFolder.newest(tmp_path) == second == TrialFolder(tmp_path, 2)
+    assert first.record_path.read_bytes() == content
+    assert not second.record_path.exists()
+
+
+def test_a_fresh_attempt_has_no_others_before_it(tmp_path: Path) -> None:
+    begun = begin_attempt(leave_attempt(TrialFolder(tmp_path), "done"), fresh=True)
+    assert begun.attempt == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt-2"]
+
+
+def test_two_jobs_never_begin_the_same_attempt(tmp_path: Path) -> None:
+    begin_attempt(TrialFolder(tmp_path), fresh=False)
+    with pytest.raises(HarnessError, match="attempt-1: another job has just begun it"):
+        begin_attempt(TrialFolder(tmp_path), fresh=False)
+
+
+def test_an_attempt_without_a_record_was_interrupted_at_its_last_sign_of_life(
+    tmp_path: Path,
+) -> None:
+    """The job may be pending for hours before it goes on, which is no work done twice."""
+    folder = leave_attempt(TrialFolder(tmp_path), None)
+    os.utime(folder.assignment_path, (1000.0, 1000.0))
+    folder.heartbeat_folder.mkdir()
+    for rank, at in enumerate([1030.0, 1034.0]):
+        beat = Heartbeat(
+            rank=rank, host="n1", pid=7, created=1.0, step=3, in_step=True, position="", at=at
+        )
+        folder.heartbeat_path(rank).write_text(json.dumps(asdict(beat)))
+    (failure,) = failures_before(begin_attempt(folder, fresh=False))
+    assert (failure.kind, failure.attempt) == ("Interrupted", 1)
+    assert (failure.began_at, failure.at) == (1000.0, 1034.0)
+
+
+def test_what_was_only_measured_again_is_not_continued() -> None:
+    kinds = ["Lost", "Invalid", "Interrupted", "Lost"]
+    failures = []
+    for number, kind in enumerate(kinds):
+        failures.append(Failure(kind=kind, message="", began_at=float(number)))
+    assert continued_since(failures) == 2.0
+    assert continued_since(failures[:2]) is None
