@@ -277,7 +277,7 @@ class Runner:
             self.sweep.name,
             assignment,
             started=started,
-            ended=ended,
+            ended=time.time(),
             previous_failures=previous_failures,
             ended_by=ended_by,
             rules=self.profile.validity,

@@ -132,7 +132,7 @@ class Watchdog:
         """Return the names of the results that ranks have left, as every rank does that ends by
         itself.
         """
-        return {path.name for path in self._folder.path.glob("rank*.json")}
+        return {path.name for path in self._folder.attempt_path.glob("rank*.json")}
 
     def _is_any_failed(self, results: set[str]) -> bool:
         """Return whether any of these results reports an error, other than that its rank was
@@ -142,7 +142,7 @@ class Watchdog:
         """
         for name in results - self._sound_results:
             try:
-                failure = read_rank_result(self._folder.path / name).failure
+                failure = read_rank_result(self._folder.attempt_path / name).failure
             except BadInput:
                 continue
             if failure is not None and failure.kind != Interrupted.__name__:

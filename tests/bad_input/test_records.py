@@ -56,7 +56,7 @@ def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
 
     Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
     trial = spec.load_sweep(Path("sweep.yaml")).trials()[0]
-    path = Path("results/runs/demo") / trial.id / "record.json"
+    path = Path("results/runs/demo") / trial.id / "attempt-1" / "record.json"
     path.parent.mkdir(parents=True)
     path.write_text(content, encoding="utf-8")
     ended = harness("run", "sweep.yaml")

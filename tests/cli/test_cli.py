@@ -195,8 +195,9 @@ class TestCompletion:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         for name in ("mlp-1-s0-r0", "mlp-1-s1-r0", "cnn-1-s0-r0"):
-            Path("results/runs/nightly", name).mkdir(parents=True)
-            Path("results/runs/nightly", name, "trial.json").touch()
+            attempt = Path("results/runs/nightly", name, "attempt-1")
+            attempt.mkdir(parents=True)
+            (attempt / "trial.json").touch()
         assert completed(monkeypatch, capsys, "export", "mlp") == [
             "mlp-1-s0-r0",
             "mlp-1-s1-r0",

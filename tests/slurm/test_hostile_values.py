@@ -110,6 +110,6 @@ def test_a_sweep_whose_names_are_all_hostile_from_a_shell_with_options_of_its_ow
     job = job_log.read_text(encoding="utf-8")
     assert "TimeLimit=00:10:00" in job
     assert "Requeue=1" in job
-    (trial_logs,) = results.glob(f"runs/*/{trial_id}/logs")
+    (trial_logs,) = results.glob(f"runs/*/{trial_id}/attempt-1/logs")
     assert stat.S_IMODE(trial_logs.stat().st_mode) == 0o750
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -196,7 +196,7 @@ class SlurmCampaign:
 
     def output_files(self) -> list[Path]:
         """Return the logs of the trial of the last fault, and what commands printed."""
-        logs = self.folder.glob("results/runs/line/*/logs/*")
+        logs = self.folder.glob("results/runs/line/*/attempt-*/logs/*")
         return [*logs, *self.folder.glob("output-*")]
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ def run_sweep(folder: Path, cells: int) -> Run:
         )
     seconds, cpu = time.time() - started, os.times()
     (sweep_folder,) = results.runs.iterdir()
-    records = [read_record(path) for path in sweep_folder.glob("*/record.json")]
+    records = [read_record(path) for path in sweep_folder.glob("*/attempt-*/record.json")]
     return Run(
         seconds=seconds,
         cpu_seconds=sum(cpu[2:4]) - sum(cpu_before[2:4]),
