@@ -263,7 +263,7 @@ def plant_step(slurm: FakeSlurm, srun: str) -> None:
 # Leaves the result of rank 0 that lies beside it, and hangs, as srun does whose slurmstepd is gone.
 HANGING_SRUN = """#!/bin/bash
 folder=${@: -2:1}
-cp "${0%/*}/rank0.json" "$folder/rank0.json"
+cp "${0%/*}"/rank0* "$folder/"
 exec sleep 60
 """
 
@@ -295,7 +295,7 @@ WAITING_SRUN = """#!/bin/bash
 echo "srun: error: n2: task 1: Aborted (core dumped)" >&2
 folder=${@: -2:1}
 sleep 0.3
-cp "${0%/*}/rank0.json" "$folder/rank0.json"
+cp "${0%/*}"/rank0* "$folder/"
 exec sleep 60
 """
 
@@ -321,7 +321,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
 # Rank 0 has lost its connection to rank 1, whose node Slurm misses only later.
 DYING_NODE_SRUN = """#!/bin/bash
 folder=${@: -2:1}
-cp "${0%/*}/rank0.json" "$folder/rank0.json"
+cp "${0%/*}"/rank0* "$folder/"
 echo "srun: error: n1: task 0: Exited with exit code 1" >&2
 sleep 1
 echo "srun: error: Node failure on n2" >&2

@@ -204,11 +204,11 @@ class TestOfSubmittedTrials:
         """Where the job is in the queue again, an attempt is one that ended with an earlier start."""
         for seed in range(3):
             leave(seed, status="interrupted", failure=PREEMPTED)
-            begin(trials[seed])
+            begin(replace(trials[seed], attempt=2))
         rows = states_by(submission, folder)
         assert names(rows)[:3] == ["running", "queued", "queued"]
         assert rows[0].detail == "starting"
-        assert rows[2].detail == "to run again: Interrupted: preempted"
+        assert rows[2].detail == "JobArrayTaskLimit"
 
     def test_lost_with_a_job_that_left_no_record(
         self, submission: Submission, folder: SweepFolder, trials: list[TrialFolder]
@@ -346,7 +346,7 @@ class TestOfTrialsThatWereNotSubmitted:
         for path in (killed.assignment_path, killed.progress_path):
             os.utime(path, (1.0, 1.0))
         (status,) = read_statuses([(sweep, folder)])
-        assert names(status.trials) == ["interrupted", "interrupted", "missing"]
+        assert names(status.trials) == ["missing"] * 3
         with lock(folder):
             os.utime(folder.lock_path, (2.0, 2.0))
             (status,) = read_statuses([(sweep, folder)])
