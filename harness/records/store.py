@@ -19,7 +19,7 @@ import msgspec
 
 from harness.core.errors import BadFile, BadInput, did_you_mean
 from harness.core.locks import lock_file
-from harness.core.paths import TRIAL_ID, Results, SweepFolder, TrialFolder, write_atomically
+from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
 from harness.core.storage import writing
 from harness.core.validation import decode_value
 from harness.records.decode import FileFormat, parse_content, read_bytes
