@@ -40,12 +40,6 @@ class IntervalSaver:
         self.saved_step, self.saved_at = state.step, time.time()
         state.saves = state.saves or Saves()
 
-    def next_stop(self, step: int, segment_end: int) -> int:
-        """Return the step at which a segment ends that begins after `step`: before a save."""
-        if self._interval.steps is None:
-            return segment_end
-        return min(segment_end, (step // self._interval.steps + 1) * self._interval.steps)
-
     def votes(self, step: int) -> tuple[int, int, int]:
         """Return what ranks agree on by their smallest numbers: `on_agreement` takes them."""
         is_done, has_failed = False, False

@@ -98,7 +98,6 @@ class Trainer:
         self.parts = parts
         self.state = state  # gets that of the attempts before this one, and is filled by it
         self.hooks = hooks or Hooks()
-        self.telemetry = parts.telemetry
         self.target = TargetMetric(**asdict(parts.workload.target))
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
@@ -125,8 +124,8 @@ class Trainer:
         `until` is the trial's last step unless given. Raises NonFiniteLoss, NotApplied,
         Interrupted, and whatever the workload raises.
         """
-        state = self.state
-        last_step = self.parts.total_steps if until is None else until
+        parts, state = self.parts, self.state
+        last_step = parts.total_steps if until is None else until
         if not self._all_ranks_continue():
             self._interrupt()
         if state.training_began_at is None:
@@ -138,7 +137,8 @@ class Trainer:
         batches: Iterator[Fetched] | None = None
         while state.step < last_step and self.stop_reason is None:
             if batches is None:
-                batches = self._start_loader()
+                with state.timed("loader"):
+                    batches = batches_from(parts.loader, parts.order, state.step)
             stop = self.hooks.before_segment(state, self._segment_end(last_step))
             segment = self.train_segment(batches, stop)
             has_paused = self.synchronize(segment)
@@ -148,7 +148,7 @@ class Trainer:
                 has_paused = True
             if self._must_restart_loader(has_paused, last_step):
                 batches = None
-        if self.is_finished and self.saver is not None:
+        if self.saver is not None:
             self.saver.stop()
 
     @property
@@ -157,11 +157,6 @@ class Trainer:
         if self.stop_rule is None:
             return None
         return find_stop_reason(self.stop_rule, self.target, self.state.evaluations)
-
-    @property
-    def is_finished(self) -> bool:
-        """Return whether nothing is left to train."""
-        return self.stop_reason is not None or self.state.step == self.parts.total_steps
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
@@ -175,14 +170,10 @@ class Trainer:
         stops.append(_next_multiple(step, self.steps_between_evaluations))
         if self._batches_ahead:  # workers are started for each epoch, untimed
             stops.append(_next_multiple(step, self.parts.order.steps))
-        if self.saver is not None:
-            stops.append(self.saver.next_stop(step, last_step))
+        saves = self.parts.assignment.saves
+        if saves is not None and saves.steps is not None:
+            stops.append(_next_multiple(step, saves.steps))
         return min(stops)
-
-    def _start_loader(self) -> Iterator[Fetched]:
-        """Return the batches from the present step on."""
-        with self.state.timed("loader"):
-            return batches_from(self.parts.loader, self.parts.order, self.state.step)
 
     def _must_restart_loader(self, has_paused: bool, last_step: int) -> bool:
         """Return whether workers have to begin anew: in a new epoch, and after an untimed pause.
@@ -219,7 +210,7 @@ class Trainer:
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
         if not is_observed:
-            self.telemetry.begin_segment()
+            parts.telemetry.begin_segment()
             state.in_step = True
         clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for step in range(start_step, stop):
@@ -234,7 +225,7 @@ class Trainer:
             clock.end_step()
         times = clock.stop()
         if not is_observed:
-            self.telemetry.end_segment(len(losses))
+            parts.telemetry.end_segment(len(losses))
         state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_digest.add(parts.order, start_step, trained_on)
         state.step = stop
