@@ -23,7 +23,7 @@ from harness.records.seal import object_text, with_seal
 
 MOST_SESSIONS = 20  # of a baseline; older ones are dropped
 KIND = "harness baseline"  # says what the file is
-SCHEMA = 3
+SCHEMA = 4
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
@@ -100,7 +100,7 @@ def _path(results: Results, cell: CellResult) -> Path:
     Raises BadInput for a cell without a measurement, or with trials under several conditions.
     """
     label = cell.cell.label
-    hardware = cell.conditions.get("hardware", [])
+    hardware = cell.hardware
     if not cell.measured_trials:
         reasons = cell.describe_left_out() or "none done"
         raise BadInput(
@@ -110,9 +110,6 @@ def _path(results: Results, cell: CellResult) -> Path:
         raise BadInput(
             f"{label}: found trials of {' and '.join(hardware)}; allowed: one known hardware"
         )
-    code = cell.conditions["code"]
-    if len(code) > 1:
-        raise BadInput(f"{label}: found trials of code {' and '.join(code)}; allowed: one")
     for name, values in cell.mixed.items():
         raise BadInput(f"{label}: found trials of {name} {' and '.join(values)}; allowed: one")
     return results.baselines / hardware[0] / f"{cell.cell.settings_id}.json"

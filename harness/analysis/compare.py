@@ -23,7 +23,6 @@ from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
     MetricDifference,
-    hardware_keys,
     metric_difference,
     paired_trials,
     same_bits,
@@ -41,10 +40,9 @@ from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, judge
 
 # Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
 READ_AXES = attrgetter(*AXES)
-CONDITIONS = ("hardware", "code", "software")  # of trials; not part of a cell's identity
 # Besides the axes.
 IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
-DIFFERENCES = (*CONDITIONS, *IDENTITY, *AXES)  # the values of --across, besides variables
+DIFFERENCES = ("hardware", *IDENTITY, *AXES)  # the values of --across, besides variables
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 NOT_INTERLEAVED = (
     "not interleaved: what the machine did between the two counts as a difference of them"
@@ -87,7 +85,7 @@ def hardware_of(sides: Iterable[Side]) -> set[str]:
     keys: set[str] = set()
     for side in sides:
         for cell in side.cells:
-            keys.update(hardware_keys(cell))
+            keys.update(cell.hardware)
     return keys
 
 
@@ -133,7 +131,7 @@ class Match:
     @property
     def hardware(self) -> list[str]:
         """The keys of all hardware that the two were measured on."""
-        return [*hardware_keys(self.a), *hardware_keys(self.b)]
+        return [*self.a.hardware, *self.b.hardware]
 
     @property
     def sides(self) -> tuple[tuple[str, CellResult], tuple[str, CellResult]]:
@@ -417,7 +415,7 @@ def _condition_differences(
     """
     if not a.trials or not b.trials:
         return []
-    hardware_a, hardware_b = _condition(a, "hardware"), _condition(b, "hardware")
+    hardware_a, hardware_b = _hardware(a), _hardware(b)
     lines: list[str] = []
     if not _is_same_hardware(hardware_a, hardware_b):
         line = f"hardware: {hardware_a} ({a_name}), {hardware_b} ({b_name})"
@@ -464,9 +462,9 @@ def _code_and_environment(cell: CellResult) -> dict[str, str]:
     return table
 
 
-def _condition(cell: CellResult, kind: str) -> str:
-    """Return the values of a condition, joined if a cell's trials had several."""
-    return " and ".join(sorted(cell.conditions.get(kind, [UNKNOWN])))
+def _hardware(cell: CellResult) -> str:
+    """Return the keys of a cell's hardware, joined if its trials had several."""
+    return " and ".join(sorted(cell.hardware)) or UNKNOWN
 
 
 def _is_same_hardware(a: str, b: str) -> bool:

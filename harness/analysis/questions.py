@@ -63,11 +63,6 @@ def same_bits(pairs: Sequence[TrialPair]) -> int:
     return sum(a.parameter_digest == b.parameter_digest for a, b in pairs)
 
 
-def hardware_keys(cell: CellResult) -> Sequence[str]:
-    """Return the keys of all hardware that a cell was measured on."""
-    return cell.conditions.get("hardware", [])
-
-
 def throughput_difference(
     a: CellResult, b: CellResult, min_effect: float
 ) -> MetricDifference | None:
@@ -112,7 +107,7 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
 
     That takes two pairs or more on the same hardware.
     """
-    if set(hardware_keys(a)) != set(hardware_keys(b)):
+    if set(a.hardware) != set(b.hardware):
         return []
     pairs, throughputs = [], []
     for trial_a, trial_b in paired_trials(a, b):

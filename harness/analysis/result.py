@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import get_args
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.differences import as_text, environment_fields
-from harness.records.environment import Environment, Software
+from harness.records.environment import Environment
 from harness.records.record import Numbers, Rank0Report, Record, Summary, TargetMetric
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
@@ -98,11 +97,12 @@ class CellResult:
 
     cell: Cell  # the workload with every axis set
     target: TargetMetric | None  # None where no trial is done
-    conditions: Mapping[str, Sequence[str]]  # each value of hardware, code and software once
+    # The keys of the hardware that trials ran on, each once: of CPU or GPUs and not of the host, as nodes of
+    # one kind are alike.
+    hardware: Sequence[str]
     trials: Sequence[TrialResult]  # those that are done
     left_out: Mapping[str, Number]  # the number of trials that are not done, by status
-    # What trials ran with, in detail: each value of each field of `harness.records.differences`
-    # once. Empty in baselines that were saved before they had it.
+    # What trials ran with, in detail: each value of each field of `harness.records.differences` once.
     environment: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # Of a baseline, the times at which it was measured; the last one is that of `trials`.
     sessions: Sequence[Session] = ()
@@ -186,9 +186,7 @@ class CellResult:
     @cached_property
     def mixed(self) -> Mapping[str, Sequence[str]]:
         """Return what its trials should have had in common and did not, each with its values."""
-        shared = {"hardware": self.conditions.get("hardware", [])}
-        if not self.environment:  # as in an old baseline
-            shared["software"] = self.conditions.get("software", [])
+        shared = {"hardware": self.hardware}
         for name, values in self.environment.items():
             if name.startswith(SHARED_FIELDS):
                 shared[name] = values
@@ -248,7 +246,7 @@ def _merge(parts: Sequence[CellResult]) -> CellResult:
     return CellResult(
         cell=parts[0].cell,
         target=target,
-        conditions=_merge_values([part.conditions for part in parts]),
+        hardware=list(dict.fromkeys(key for part in parts for key in part.hardware)),
         trials=trials,
         left_out=dict(left_out),
         environment=_merge_values([part.environment for part in parts]),
@@ -295,14 +293,15 @@ def of_trials(records: Sequence[Record]) -> CellResult:
         origin = (record.environment, record.device)
         if origin not in origins:
             origins.append(origin)
-    conditions, environments = [], []
+    hardware: dict[str, None] = {}  # an ordered set
+    environments = []
     for environment, device in origins:
-        conditions.append(_conditions_by_device(environment)[device])
+        hardware[machine_key(environment.hardware, device)] = None
         environments.append(_environment_values(environment))
     return CellResult(
         cell=records[0].trial.cell,
         target=target,
-        conditions=_merge_values(conditions),
+        hardware=list(hardware),
         trials=trials,
         left_out=dict(left_out),
         environment=_merge_values(environments),
@@ -311,7 +310,7 @@ def of_trials(records: Sequence[Record]) -> CellResult:
 
 def without_trials(cell: Cell, status: str, trials: int) -> CellResult:
     """Return the result of `trials` trials of a cell that are not done: they are only counted."""
-    return CellResult(cell=cell, target=None, conditions={}, trials=[], left_out={status: trials})
+    return CellResult(cell=cell, target=None, hardware=[], trials=[], left_out={status: trials})
 
 
 def _trial_result(record: Record, report: Rank0Report) -> TrialResult:
@@ -366,31 +365,6 @@ def window_seconds(record: Record) -> Numbers:
 
 
 @lru_cache(KEPT_ENVIRONMENTS)
-def _conditions_by_device(
-    environment: Environment,
-) -> Mapping[Device, Mapping[str, Sequence[str]]]:
-    """Return what a trial ran under, in text that is equal for what is the same, by its device.
-
-    Hardware by its key, which names the CPU or GPUs and not the host: nodes of one kind are alike.
-    Trials of an environment share the tables.
-    """
-    version = UNKNOWN  # or as in `0.1.0 c0ffeec0ffee with changes`
-    code = environment.code
-    if code is not None:
-        commit = (code.commit or "")[:12]
-        changes = "with changes" if code.dirty else ""
-        version = " ".join(filter(None, [code.version, commit, changes]))
-    conditions = {}
-    for device in get_args(Device):
-        conditions[device] = {
-            "hardware": [machine_key(environment.hardware, device)],
-            "code": [version],
-            "software": [_software_versions(environment.software)],
-        }
-    return conditions
-
-
-@lru_cache(KEPT_ENVIRONMENTS)
 def _environment_values(environment: Environment) -> Mapping[str, Sequence[str]]:
     """Return the fields of `compared_fields`, each with its value; trials share the table."""
     return {name: [value] for name, value in compared_fields(environment).items()}
@@ -408,22 +382,6 @@ def compared_fields(environment: Environment) -> dict[str, str]:
         if not UNCOMPARED.fullmatch(name) and "/" not in text:
             texts[name] = text
     return texts
-
-
-def _software_versions(software: Software) -> str:
-    """Return names with versions, sorted: `python 3.11.7, torch 2.13.0`."""
-    versions = {
-        "python": software.python,
-        "cuda": software.cuda,
-        "nccl": software.nccl,
-        "torch": software.torch,
-        **software.packages,
-    }
-    present = []
-    for name, version in sorted(versions.items()):
-        if version:
-            present.append(f"{name} {version}")
-    return ", ".join(present)
 
 
 def rounded(value: float) -> float:

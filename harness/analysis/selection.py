@@ -14,7 +14,6 @@ from pathlib import Path
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side, hardware_of
-from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
@@ -78,13 +77,13 @@ def _one_for_each_cell(
     """Return one baseline of each cell: of hardware that the cell ran on, else the first."""
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     for result in others:
-        ran_on.setdefault(result.cell.settings_id, set()).update(hardware_keys(result))
+        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
     chosen: dict[str, CellResult] = {}
     for result in baselines:
         settings_id = result.cell.settings_id
         hardware = ran_on.get(settings_id, set())
         first = chosen.setdefault(settings_id, result)
-        if hardware.isdisjoint(hardware_keys(first)) and hardware & set(hardware_keys(result)):
+        if hardware.isdisjoint(first.hardware) and hardware & set(result.hardware):
             chosen[settings_id] = result
     return list(chosen.values())
 

@@ -25,7 +25,6 @@ from harness.analysis.compare import (
     Side,
     compare,
 )
-from harness.analysis.questions import hardware_keys
 from harness.analysis.result import CellResult, aggregate, of_trials, window_seconds
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
@@ -235,7 +234,7 @@ class SweepFile(pytest.File):
             if result.cell.settings_id not in ids:
                 continue
             of_cells.append(result)
-            if self.measured.hardware & set(hardware_keys(result)):
+            if self.measured.hardware & set(result.hardware):
                 of_hardware.append(result)
         if not of_cells:
             raise BadInput("the baseline has none of these cells: harness baseline")
@@ -415,9 +414,8 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
         "samples_per_second": samples_per_second,
         "digests": digests,
         "axes": cell.levels,
+        "hardware": list(result.hardware),
     }
-    for kind, conditions in result.conditions.items():  # hardware, code, software
-        info[kind] = list(conditions)
     if answer is not None:
         info["outcome"] = answer.outcome
         info["reasons"] = list(answer.reasons)

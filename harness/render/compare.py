@@ -173,11 +173,11 @@ def print_comparison_json(comparison: CellComparison, a_name: str, b_names: Sequ
 
 
 def _json_cell(result: CellResult) -> dict[str, Any]:
-    """Return a cell, its conditions and how many trials it has."""
+    """Return a cell, its hardware and how many trials it has."""
     return {
         "cell": result.cell.id,
         "label": result.cell.label,
-        "conditions": result.conditions,
+        "hardware": result.hardware,
         "trials": len(result.trials),
         "left_out": result.left_out,
     }

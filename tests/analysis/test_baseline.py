@@ -65,13 +65,12 @@ def test_saving_again_replaces_a_file_that_is_no_text(results: Results) -> None:
     [
         (make_result([None]), "found no trial with a measured throughput"),
         (make_result([], left_out={"failed": 3}), r"\(3 failed\)"),
-        (make_result([1.0], conditions={"hardware": ["a", "b"]}), "found trials of a and b"),
-        (make_result([1.0], conditions={"hardware": ["unknown"]}), "one known hardware"),
+        (make_result([1.0], hardware=["a", "b"]), "found trials of a and b"),
+        (make_result([1.0], hardware=["unknown"]), "one known hardware"),
         (
             replace(make_result([1.0]), environment={"software.torch": ["2.11.0", "2.13.0"]}),
             r"found trials of software\.torch 2\.11\.0 and 2\.13\.0; allowed: one",
         ),
-        (make_result([1.0], conditions={"code": ["a", "b"]}), "found trials of code a and b"),
     ],
 )
 def test_cells_that_nothing_can_be_compared_with_are_refused(
@@ -90,7 +89,7 @@ def saved(results: Results) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("schema", 4, "schema: found 4; allowed: 3; another .*; harness baseline writes it again"),
+        ("schema", 3, "schema: found 3; allowed: 4; another .*; harness baseline writes it again"),
         ("kind", "record", "kind: found no 'harness baseline'"),
         ("id", "mlp-0000000000", "id: found 'mlp-0000000000'; allowed: mlp-"),
         ("trials", 5, "not a valid baseline"),

@@ -182,16 +182,16 @@ def test_a_gate_notes_an_interval_that_is_certain_for_its_own_cell_only() -> Non
 
 
 def test_trials_of_other_hardware_are_no_pairs() -> None:
-    other = make_result(faster(2.0), conditions={"hardware": ["Other-CPU"]})
+    other = make_result(faster(2.0), hardware=["Other-CPU"])
     comparison = compare_cells(make_result(STEADY), other, "hardware")
     assert not comparison.rows[0].verdict.question.estimate.paired
 
 
 def test_trials_of_the_same_hardware_are_pairs_in_whatever_order_it_was_seen() -> None:
     """Side A lacks the first trial on one kind of node, so that it has seen the other kind first."""
-    kinds = {"hardware": ["Test-CPU-2-cores", "Other-CPU"]}
-    a = make_result(STEADY, conditions={"hardware": kinds["hardware"][::-1]})
-    b = make_result(faster(0.98), conditions=kinds)
+    kinds = ["Test-CPU-2-cores", "Other-CPU"]
+    a = make_result(STEADY, hardware=kinds[::-1])
+    b = make_result(faster(0.98), hardware=kinds)
     comparison = compare_cells(a, b, "hardware")
     assert comparison.rows[0].verdict.estimate.paired
     assert not [note for note in comparison.notes if "interleaved" in note]
@@ -200,7 +200,7 @@ def test_trials_of_the_same_hardware_are_pairs_in_whatever_order_it_was_seen() -
 def test_other_hardware_is_refused_unless_it_is_the_question() -> None:
     cell_here, cell_elsewhere = (
         make_result(STEADY),
-        make_result(faster(2.0), conditions={"hardware": ["Other-CPU"]}),
+        make_result(faster(2.0), hardware=["Other-CPU"]),
     )
     with pytest.raises(
         BadInput, match=r"hardware: Test-CPU-2-cores \(A\), Other-CPU \(B\); .*--across hardware"
@@ -212,7 +212,7 @@ def test_other_hardware_is_refused_unless_it_is_the_question() -> None:
 
 
 def test_unknown_hardware_is_not_the_same_as_unknown_hardware() -> None:
-    unknown = make_result(STEADY, conditions={"hardware": ["unknown"]})
+    unknown = make_result(STEADY, hardware=["unknown"])
     with pytest.raises(BadInput, match="other hardware"):
         compare_cells(unknown, unknown)
 

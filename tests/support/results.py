@@ -12,11 +12,7 @@ from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
 
 TARGET = TargetMetric(name="accuracy", higher_is_better=True)
-CONDITIONS = {
-    "hardware": ["Test-CPU-2-cores"],
-    "code": ["0.1.0 c0ffee"],
-    "software": ["torch 2.13.0"],
-}
+HARDWARE = "Test-CPU-2-cores"
 
 
 def make_result(
@@ -27,7 +23,6 @@ def make_result(
     bits: str = "",
     started: Sequence[float] | None = None,
     every: float = 100.0,
-    conditions: dict[str, list[str]] | None = None,
     courses: Sequence[Sequence[tuple[int, float]]] = (),
     **changes: Any,
 ) -> CellResult:
@@ -59,6 +54,5 @@ def make_result(
     return CellResult(
         cell=cell or make_cell(),
         target=TARGET,
-        conditions=CONDITIONS | (conditions or {}),
-        **{"trials": trials, "left_out": {}, **changes},
+        **{"hardware": [HARDWARE], "trials": trials, "left_out": {}, **changes},
     )
