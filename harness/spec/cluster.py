@@ -115,9 +115,7 @@ def load_profile(name: str) -> Profile:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
     document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    if os.environ.get(SHARED_HOST):
-        profile = replace(profile, validity=replace(profile.validity, contention=None))
-    return profile
+    return with_tolerance(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
 
 
 def with_parallel(profile: Profile, text: str) -> Profile:
