@@ -1,8 +1,8 @@
 """Defines the commands for a sweep on this machine: `harness plan`, `axes`, `workloads` and its `fetch`,
 `check`, `find-lr`, `run`.
 
-`run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the results folder, whose `record.json`
-is written when the trial has ended. The same command, run again, runs the trials that are not done.
+`run` leaves a folder for each trial, `runs/<sweep>/<trial>` in the results folder, where the `record.json` of
+its last attempt is written when the trial has ended. The same command, run again, runs the trials that are not done.
 `check` and `find-lr` leave what they have found for the report; the others only read.
 """
 

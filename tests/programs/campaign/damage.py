@@ -242,7 +242,7 @@ def _add_files_of_the_machine(stage: Stage) -> None:
     if ended.exit_code:
         raise RuntimeError(f"no baseline was saved: {ended.output}")
     results = Results(stage.work / "results")
-    record = read_record(next(results.runs.glob("campaign/*/record.json")))
+    record = read_record(next(results.runs.glob("campaign/*/attempt-*/record.json")))
     assert record.environment is not None
     # Of this hardware, or nobody would read them.
     hardware = record.environment.hardware

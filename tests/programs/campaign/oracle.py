@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import HarnessError
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.records.files import read_record
 from harness.records.record import Record
 from tests.programs.campaign.warm import Ended
@@ -31,6 +31,7 @@ FINDING_KINDS: Sequence[FindingKind] = (
 )  # fmt: skip
 SHARED_MEMORY = Path("/dev/shm")
 # What Python's tempfile and the temporary files of Rust have at the end of a name.
+ATTEMPTS = re.compile(r"attempt-\d+")
 RANDOM_NAMES = re.compile(
     r"(?<=json\.)[a-z0-9_]{8}(?=$|/)|(?<=tmp)[A-Za-z0-9_]{6,8}(?=$|/)|(?<=^tmp/)[a-z0-9_]{8}(?=$|/)"
 )
@@ -83,7 +84,8 @@ def take_snapshot(work: Path) -> Snapshot:
     checkpoints = {}
     records = []
     unreadable = []
-    for path in sorted(results.runs.glob("*/*/record.json")):
+    sweeps = [SweepFolder(path) for path in sorted(results.runs.glob("*/"))]
+    for path in [path for sweep in sweeps for path in sweep.record_paths()]:
         try:
             record = read_record(path)
         except (HarnessError, OSError) as error:
@@ -202,7 +204,7 @@ def _mlflow_runs(database: Path) -> list[str]:
 
 def mask(path: str) -> str:
     """Return a path without the random part of a temporary file's name."""
-    return RANDOM_NAMES.sub("*", path)
+    return ATTEMPTS.sub("attempt-*", RANDOM_NAMES.sub("*", path))
 
 
 def _files(work: Path) -> frozenset[str]:
@@ -215,6 +217,9 @@ def _files(work: Path) -> frozenset[str]:
         below = Path(folder).relative_to(work)
         if below == Path("results"):
             folders[:] = [name for name in folders if name != "artifacts"]
+        if ATTEMPTS.fullmatch(below.name) and "record.json" not in files:
+            folders.clear()  # it was interrupted, and stays as it was
+            continue
         columns = _columns_of_records(Path(folder))
         for name in (*folders, *files):
             masked = COLUMN_DIGEST.sub("*", name) if name in columns else name
@@ -227,7 +232,7 @@ def _columns_of_records(folder: Path) -> set[str]:
     named = set()
     for path in folder.glob("record*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            named.add(json.loads(path.read_bytes())["columns"]["file"])
+            named.add(json.loads(path.read_bytes())["arrays"]["file"])
     return named
 
 
