@@ -7,6 +7,7 @@ what it was meant to train on.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import secrets
 import sys
@@ -32,6 +33,8 @@ from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, Tensor
 Fetched = tuple[Indices, int, Batch]
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
+M_MMAP_THRESHOLD = -3  # glibc's number of the setting
+LARGE_BLOCK = 2**20  # bytes
 CPU = torch.device("cpu")
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
 
@@ -202,6 +205,11 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
+    # Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt): a worker
+    # would keep more than a hundred batches of 32 MB. Other C libraries have no such function.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
     # multiprocessing has no setting for it.
     connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
 
@@ -228,7 +236,18 @@ class _ForkSafeLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if sys.version_info < (3, 12):
             wait_for_idle_threads()
-        return super().__iter__()
+        return _naming_killed_workers(super().__iter__())
+
+
+def _naming_killed_workers(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of workers; raises RuntimeError where one was killed, as torch mostly does."""
+    try:
+        yield from batches
+    except (EOFError, ConnectionError) as error:
+        raise RuntimeError(
+            "DataLoader worker: killed before it handed over its batch; the kernel's log says if it"
+            " was for want of memory"
+        ) from error
 
 
 def _moved(samples: Samples, device: torch.device) -> Samples:
