@@ -122,7 +122,7 @@ def run(
     >>> harness.run("quickstart", settings={"precison": "bf16"})
     Traceback (most recent call last):
     ...
-    harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'? ...
+    harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'?
     """
     goal = adaptive.goal(until, budget)
     folder = results_folder(results)
