@@ -54,7 +54,9 @@ def test_of_many_ranks_the_logs_are_stored_that_somebody_looks_into(
     monkeypatch.setattr(artifacts, "LOG_BYTES", 50)
     record = make_record(status="failed")
     assert record.failure
-    failed = replace(record, failure=replace(record.failure, rank=3, log="attempt-1/logs/rank3.log"))
+    failed = replace(
+        record, failure=replace(record.failure, rank=3, log="attempt-1/logs/rank3.log")
+    )
     write_sweep(folder, [failed])
     trial_folder = folder.trial_folder(record.trial.id)
     trial_folder.launch_log.write_text("step 1 ended\n", encoding="utf-8")
