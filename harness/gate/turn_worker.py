@@ -118,7 +118,7 @@ class ScriptTurns(TakingTurns):
         """Report that the script is ready, the first time, and wait for a turn if the last is over."""
         if not self._is_ready:
             batch_size, unit = self._cell.axes.batch_size, self._cell.throughput_unit
-            reported = self._observed.reports.samples_per_step
+            reported = self._observed.samples_per_step
             if reported:
                 batch_size = max(1, round(reported * self._observed.ranks.world_size))
                 unit = "samples/s"

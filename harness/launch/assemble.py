@@ -144,7 +144,7 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
 def _samples_of_step(cell: Cell, ranks: Sequence[RankResult]) -> tuple[float, ThroughputUnit]:
     """Return how many samples a step has, and the unit of throughput: steps/s where it is unknown.
 
-    A script may report them; else they are the batch size, if it gets that.
+    Those of a script are counted or reported; what it gets as its batch size may be anything.
     """
     reported = reported_samples(ranks)
     if reported:

@@ -95,6 +95,16 @@ class StepClock(ABC):
         self._codes.append(STEP_END)
         self._timestamps.append(self._now())
 
+    def mark(self) -> int:
+        """Return a mark of this moment, which may turn out to be the end of a step."""
+        self._codes.append(Phase.data_wait)
+        self._timestamps.append(self._now())
+        return len(self._codes) - 1
+
+    def end_step_at(self, mark: int) -> None:
+        """End a step at a mark of the segment that runs."""
+        self._codes[mark] = STEP_END
+
     @contextmanager
     def communicating(self) -> Iterator[None]:
         """Count the time inside as communication, then return to the phase before.

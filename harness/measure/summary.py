@@ -83,9 +83,10 @@ def summarize(
 
 
 def reported_samples(ranks: Sequence[RankResult]) -> float | None:
-    """Return the samples of a step of all ranks together, None where no script has reported any."""
-    samples = [rank.samples_per_step for rank in ranks if rank.samples_per_step is not None]
-    return sum(samples) if samples else None
+    """Return the samples of a script's step of all ranks together, None where they are not known."""
+    samples = [rank.samples_per_step for rank in ranks]
+    known = [count for count in samples if count is not None]
+    return sum(known) if known and len(known) == len(samples) else None
 
 
 def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> Numbers:

@@ -303,8 +303,8 @@ class Cell:
 
     @property
     def throughput_unit(self) -> ThroughputUnit:
-        """Return steps/s for a script that gets no batch size, which may still report its samples."""
-        return "steps/s" if self.level("batch_size") is None else "samples/s"
+        """Return steps/s for a script, whose samples may still be counted or reported."""
+        return "steps/s" if self.workload.is_script else "samples/s"
 
     @property
     def length_text(self) -> str:

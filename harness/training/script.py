@@ -1,9 +1,12 @@
 """Runs a script that trains in its own loop, and watches its steps through torch's own hooks.
 
 Torch calls hooks before and after the step of every optimizer. A step of the training ends where the
-optimizer that stepped first has stepped again: of a critic and a generator it is a step of the critic.
-What happens between two steps, such as an evaluation, belongs to the second one. Of its parts only that
-of the optimizers is seen. Of the first step nothing else is, so it is always one of the warm-up.
+leading optimizer has stepped: the one that stepped first, until another one steps twice without it.
+So of a critic and a generator in turn it is a step of the critic, with five critics' steps to one of the
+generator as well, and optimizers one after the other, as of folds, have all their steps counted. One that
+is made anew for the same parameters takes the place of the old one. What happens between two steps
+belongs to the second one, but for pauses (`script_watch`). Of its parts only that of the optimizers is
+seen. Of the first step nothing else is, so it is always one of the warm-up.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +36,7 @@ from torch.optim.optimizer import (
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.core.reporting import listening
-from harness.measure.clock import Phase, StepClock, step_clock
+from harness.measure.clock import Phase, SegmentTimes, StepClock, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
@@ -46,6 +49,7 @@ from harness.training.fingerprint import add_tensor
 from harness.training.interruption import is_requested
 from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
+from harness.training.script_watch import PAUSE_RATIO, LoadedSamples, Pauses, watch
 from harness.training.state import TrainingState
 from harness.training.stopping import LOSS
 from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
@@ -133,7 +137,9 @@ class ScriptObserver:
         self.skipped_steps = 0  # before the first segment, which are not counted
         self.device = self.launch_device = _device_of(assignment, ranks)
         self.memory = PeakMemory(self.device)
-        self.optimizers: dict[Optimizer, None] = {}  # an ordered set, the leading one first
+        self.optimizers: dict[Optimizer, None] = {}  # an ordered set
+        self.pauses = Pauses()
+        self.loaded = LoadedSamples(self.pauses)
         self.reports = StepReports()
         self.metrics: dict[str, float] = {}  # the newest value of each
         chosen = cell.workload.target
@@ -148,7 +154,15 @@ class ScriptObserver:
         self._process_group: dist.ProcessGroup | None = None
         self._clock: StepClock | None = None
         self._telemetry: TelemetrySampler | None = None
-        self._steps_seen = 0  # of the leading optimizer, skipped ones too
+        self._leader: Optimizer | None = None
+        self._stepping: Optimizer | None = None  # others step within it if it wraps them
+        self._ends: dict[
+            Optimizer, int
+        ] = {}  # of others since the last step, as marks of the clock
+        self._has_closure = False  # which has forward and backward within the optimizer's step
+        self._pause_seconds: list[float] = []  # of each step
+        self._joined = False  # a process group, in some step
+        self._steps_seen = 0  # skipped ones too
         # A parameter whose gradient says whether there was a backward since the last step.
         self._watched: Tensor | None = None
         self._last_gradient: Tensor | None = None
@@ -162,34 +176,48 @@ class ScriptObserver:
 
     # What torch calls
 
-    def before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_step(
+        self, optimizer: Optimizer, arguments: Sequence[Any] = (), options: Mapping[str, Any] = {}
+    ) -> None:
         """Begin a segment unless one runs, and note that the optimizer begins."""
-        if not self.optimizers:
+        if self._stepping not in (None, optimizer) or _is_initialization(optimizer):
+            return
+        self._stepping = optimizer
+        if self._leader is None:
             self._prepare(optimizer)
-        self.optimizers.setdefault(optimizer)
         assert self._clock is not None
-        is_leader = optimizer is next(iter(self.optimizers))
+        self._add_optimizer(optimizer)
+        if optimizer in self._ends:
+            self._hand_over(optimizer)
+        is_leader = optimizer is self._leader
         if is_leader and self._is_at_length():
             raise _LengthReached
         if not self._clock.running and is_leader and self._steps_seen >= self.skipped_steps:
             self._begin_segment()
-        if self._clock.running:
+        # `arguments` begin with the optimizer.
+        self._has_closure |= any(part is not None for part in (*arguments[1:], *options.values()))
+        if self._clock.running and not self._has_closure:
             self._clock.enter(Phase.optimizer)
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note that the optimizer has stepped; if it is the leading one, the step has ended."""
         clock = self._clock
-        if clock is None:
+        if clock is None or optimizer is not self._stepping:
             return  # it had begun before it was watched
-        if optimizer is not next(iter(self.optimizers)):
-            if clock.running:
-                clock.enter(Phase.data_wait)  # which stands for everything but the optimizers
+        self._stepping = None
+        self.loaded.end_step()
+        if optimizer is not self._leader:
+            self._ends[optimizer] = clock.mark() if clock.running else -1
             return
+        self._ends.clear()
         self._steps_seen += 1
+        self._joined |= dist.is_initialized()
         self._note_gradient()
+        pause = self.pauses.end_step()
         if not clock.running:
             return
         clock.end_step()
+        self._pause_seconds.append(pause)
         self.state.step += 1
         is_over = time.perf_counter() - self._segment_began >= SEGMENT_SECONDS
         if is_over or self.state.step >= self._segment_stop or is_requested():
@@ -198,6 +226,30 @@ class ScriptObserver:
                 return  # it may still report this step and evaluate; `before_step` ends it
             self._check_whether_to_continue()
             self._begin_segment()
+
+    def _add_optimizer(self, optimizer: Optimizer) -> None:
+        """Add an optimizer, which takes the place of the leading one if it is of the same parameters."""
+        if optimizer in self.optimizers:
+            return
+        first = _first_parameter(optimizer)
+        if self._leader is not None and first is _first_parameter(self._leader):
+            del self.optimizers[self._leader]
+            self._leader = optimizer
+        self._leader = self._leader or optimizer
+        self.optimizers[optimizer] = None
+        if first is not None:
+            self.pauses.first_parameters.append(first)
+
+    def _hand_over(self, optimizer: Optimizer) -> None:
+        """Let an optimizer lead that steps a second time without the leading one; both steps count."""
+        assert self._clock is not None
+        self._leader, self._watched = optimizer, None
+        self._steps_seen += 1
+        if self._clock.running:
+            self._clock.end_step_at(self._ends[optimizer])
+            self._pause_seconds.append(self.pauses.end_step())
+            self.state.step += 1
+        self._ends.clear()
 
     def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
@@ -244,8 +296,8 @@ class ScriptObserver:
         Of the smallest parameter, as a gradient that is kept takes memory.
         """
         if self._watched is None:
-            leader = next(iter(self.optimizers))
-            parameters = [part for group in leader.param_groups for part in group["params"]]
+            assert self._leader is not None
+            parameters = [part for group in self._leader.param_groups for part in group["params"]]
             trained = [part for part in parameters if part.grad is not None]
             self._watched = min(trained, key=torch.numel, default=None)
         if self._watched is not None and self._watched.grad is not None:
@@ -256,8 +308,8 @@ class ScriptObserver:
 
     def _prepare(self, optimizer: Optimizer) -> None:
         """Make what depends on the device, which the parameters of the first optimizer are on."""
-        first: Tensor = next(part for group in optimizer.param_groups for part in group["params"])
-        self.device = first.device
+        first = _first_parameter(optimizer)
+        self.device = self.launch_device if first is None else first.device
         self._process_group = dist.group.WORLD
         self._clock = step_clock(self.device)
         cores = self.assignment.lane.cores
@@ -285,7 +337,7 @@ class ScriptObserver:
         assert self._clock is not None
         assert self._telemetry is not None
         state = self.state
-        times = self._clock.stop()
+        times = self._without_pauses(self._clock.stop())
         self._ended = time.perf_counter()
         steps = len(times.steps)
         self._telemetry.end_segment(steps)
@@ -295,10 +347,32 @@ class ScriptObserver:
         self._read_losses()
         losses = np.asarray(state.losses[self._segment_start :], dtype=np.float32)
         segment = Segment(self._segment_start, losses, times)
-        rate = steps * self.assignment.trial.cell.axes.batch_size / segment.seconds
+        samples = self.samples_per_step
+        ranks = self.ranks.world_size
+        rate = steps * (1 if samples is None else samples * ranks) / segment.seconds
         known = losses[np.isfinite(losses)]
         self.progress.report_training(state.step, rate, float(known[-1]) if len(known) else None)
         self.hooks.after_segment(state, segment)
+
+    def _without_pauses(self, times: SegmentTimes) -> SegmentTimes:
+        """Take pauses out of the steps that they are in, and count them as a phase of the trial."""
+        pauses = np.asarray(self._pause_seconds)
+        usual = float(np.median(pauses))
+        newest = np.zeros(len(times.steps))
+        newest[:] = pauses[len(pauses) - len(times.steps) :]
+        newest[newest <= PAUSE_RATIO * usual] = usual
+        # The clock of a GPU may see less of a pause than the host.
+        pause = np.minimum(newest - usual, times.steps)
+        self.state.add_seconds("evaluate", float(pause.sum()))
+        return replace(times, steps=times.steps - pause)
+
+    @property
+    def samples_per_step(self) -> float | None:
+        """The mean samples of a step at this rank: reported, else of torch's loaders; None if unknown."""
+        reported = self.reports.samples_per_step
+        if reported is not None or not self.loaded.total or not self._steps_seen:
+            return reported
+        return self.loaded.total / self._steps_seen
 
     def _read_losses(self) -> None:
         """Fill the losses up to the last step, whose own may be reported only after it."""
@@ -347,6 +421,12 @@ class ScriptObserver:
                 f"length={self.length} steps had no effect: {self.uses} ended after step {steps};"
                 " let it train longer, or leave the length out"
             )
+        if self.ranks.world_size > 1 and not self._joined:
+            count = self.ranks.world_size
+            raise NotApplied(
+                f"world_size={count} had no effect: no rank joined a process group, so these are {count}"
+                f" independent trainings; let {self.uses} call init_process_group"
+            )
         bad_step = self.reports.first_bad_step()
         if bad_step is not None:
             # It may be a loss of the step after the last one, which never ended.
@@ -393,7 +473,7 @@ class ScriptObserver:
             telemetry=self._telemetry.report(),
             memory=memory,
             phases=dict(self.state.phases),
-            samples_per_step=self.reports.samples_per_step,
+            samples_per_step=self.samples_per_step,
             rank0=report,
             environment=None if report is None else environment_of(self.assignment),
         )
@@ -435,6 +515,7 @@ def observe(
         after_step = torch.compiler.disable(observer.after_step)  # type: ignore[no-untyped-call]
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
         stack.callback(register_optimizer_step_post_hook(after_step).remove)
+        watch(observer.pauses, observer.loaded, stack)
         stack.enter_context(listening(observer.on_report))
         yield observer
 
@@ -493,6 +574,23 @@ def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
     arguments = reference.arguments or ()
     assert set(placeholders_of(arguments)) <= set(values)  # as planning has checked
     return [PLACEHOLDER.sub(lambda name: str(values[name[1]]), text) for text in arguments]
+
+
+def _first_parameter(optimizer: Optimizer) -> Tensor | None:
+    """Return the first parameter of an optimizer, None if it has none."""
+    parts: list[Tensor] = [part for group in optimizer.param_groups for part in group["params"]]
+    return parts[0] if parts else None
+
+
+def _is_initialization(optimizer: Optimizer) -> bool:
+    """Return whether a step makes the state that a checkpoint is then loaded into.
+
+    `torch.distributed.checkpoint.state_dict` steps a new optimizer at a rate and with gradients of zero.
+    """
+    if optimizer.state or any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
+        return False
+    gradients = [part.grad for group in optimizer.param_groups for part in group["params"]]
+    return all(part is not None and not local_part(part).any() for part in gradients)
 
 
 def _device_of(assignment: Assignment, ranks: Ranks) -> torch.device:

@@ -73,7 +73,7 @@ def test_options_and_axes_reach_the_arguments(tmp_path: Path) -> None:
     assert first.label == "mine script×2 t1 batch_size=32"
     assert cell_name(first, ["world_size", "batch_size"]) == "script×2 b32"
     assert (first.level("batch_size"), first.level("lr")) == (32, None)
-    assert first.throughput_unit == "samples/s"
+    assert first.throughput_unit == "steps/s", "what it does with {batch_size} is not known"
     assert first.workload.options == {"lr": 1}
 
 

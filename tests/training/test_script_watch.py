@@ -1,0 +1,237 @@
+"""What counts as a step of a script, as its samples, and as no part of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from harness.core.errors import NotApplied
+from harness.core.paths import TrialFolder
+from harness.measure.clock import HostClock
+from harness.records.assignment import Assignment
+from harness.spec.cell import Length
+from harness.training import script
+from harness.training.ranks import Ranks
+from harness.training.script import ScriptObserver, observe
+from harness.training.state import TrainingState
+from tests.support.training import SINGLE_RANK
+from tests.training.test_script import EPOCH, watched_cell
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave this process the GPUs that the script must not see."""
+    monkeypatch.setenv(script.VISIBLE_GPUS, "")
+
+
+@contextmanager
+def watching(
+    folder: Path, assignment: Assignment | None = None, ranks: Ranks = SINGLE_RANK
+) -> Iterator[ScriptObserver]:
+    """Watch a loop in this process until it ends."""
+    assignment = assignment or watched_cell(EPOCH)
+    with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
+        yield observer
+        observer.finish()
+
+
+class Slow:
+    """An object whose saving takes 100 seconds of a clock."""
+
+    def __init__(self, now: list[float]) -> None:
+        self.now = now
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.now[0] += 100.0
+        return list, ()
+
+
+def new_optimizer() -> Optimizer:
+    """Return an optimizer of a model of its own, with gradients."""
+    model = nn.Linear(2, 1)
+    model(torch.ones(3, 2)).sum().backward()
+    return SGD(model.parameters(), lr=0.1)
+
+
+def folds() -> None:
+    for _ in range(3):
+        optimizer = new_optimizer()
+        for _ in range(60):
+            optimizer.step()
+
+
+def folds_in_epochs() -> None:
+    optimizers = [new_optimizer() for _ in range(3)]
+    for _ in range(3):
+        for optimizer in optimizers:
+            for _ in range(20):
+                optimizer.step()
+
+
+def in_turn() -> None:
+    critic, generator = new_optimizer(), new_optimizer()
+    for _ in range(180):
+        critic.step()
+        generator.step()
+
+
+def critics() -> None:
+    critic, generator = new_optimizer(), new_optimizer()
+    for _ in range(36):
+        for _ in range(5):
+            critic.step()
+        generator.step()
+
+
+def made_anew() -> None:
+    model = nn.Linear(2, 1)
+    for _ in range(180):
+        model(torch.ones(3, 2)).sum().backward()
+        SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("train", [folds, folds_in_epochs, in_turn, critics, made_anew])
+def test_steps_of_all_optimizers_are_counted(tmp_path: Path, train: Callable[[], None]) -> None:
+    with watching(tmp_path) as observer:
+        train()
+    state = observer.state
+    assert state.step == len(state.step_seconds) == len(state.losses) == 180
+
+
+def test_a_length_is_reached_by_steps_of_several_optimizers(tmp_path: Path) -> None:
+    with (
+        watching(tmp_path, watched_cell(Length(steps=150))) as observer,
+        pytest.raises(script._LengthReached),
+    ):
+        folds()
+    observer.check()
+    assert observer.state.step == 150
+
+
+def test_an_optimizer_within_another_one_makes_no_step(tmp_path: Path) -> None:
+    class Wrapper(SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            inner.step()
+
+    inner = new_optimizer()
+    outer = Wrapper(inner.param_groups[0]["params"], lr=0.1)
+    with watching(tmp_path) as observer:
+        for _ in range(9):
+            outer.step()
+    assert observer.state.step == 9
+
+
+def test_a_step_that_makes_state_for_a_checkpoint_is_none(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with watching(tmp_path) as observer:
+        get_optimizer_state_dict(model, optimizer)
+        for _ in range(9):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+    assert observer.state.step == 9
+
+
+def test_of_a_closure_no_phase_is_known(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        loss = model(torch.ones(3, 2)).square().mean()
+        loss.backward()
+        return float(loss.detach())
+
+    with watching(tmp_path) as observer:
+        for _ in range(9):
+            optimizer.step(closure)
+    assert observer.state.step == 9
+    assert "optimizer" not in observer.state.result()["step_phases"]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "samples"), [(64, 1, 48), (32, 1, 32), (32, 3, 96)]
+)
+def test_samples_are_those_that_a_loader_yields_for_training(
+    tmp_path: Path, batch_size: int, accumulate: int, samples: float
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    dataset = TensorDataset(torch.ones(96, 2))
+    batches = 0
+    with watching(tmp_path) as observer:
+        for _ in range(4):
+            model.train()
+            for (inputs,) in DataLoader(dataset, batch_size=batch_size):
+                model(inputs).sum().backward()
+                batches += 1
+                if batches % accumulate == 0:
+                    optimizer.step()
+            model.eval()
+            for (inputs,) in DataLoader(dataset, batch_size=7):
+                model(inputs)
+            model.train()
+            for (inputs,) in DataLoader(dataset, batch_size=5):
+                with torch.no_grad():
+                    model(inputs)
+    assert observer.samples_per_step == samples
+
+
+def test_a_batch_without_tensors_leaves_samples_unknown(tmp_path: Path) -> None:
+    optimizer = new_optimizer()
+    with watching(tmp_path) as observer:
+        for _ in DataLoader(["a", "b"], batch_size=1):  # type: ignore[arg-type]
+            optimizer.step()
+    assert observer.samples_per_step is None
+
+
+@pytest.mark.parametrize("kind", ["mode", "mode, never train", "no_grad", "inference", "save"])
+def test_what_is_without_gradients_is_no_part_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Each second of the clock is one that the loop lets pass."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(HostClock, "_now", staticmethod(lambda: int(now[0] * 1e9)))
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watching(tmp_path) as observer:
+        for step in range(12):
+            now[0] += 1.0
+            with torch.no_grad():  # of each step
+                now[0] += 0.5
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+            if step % 4 == 3:
+                if kind.startswith("mode"):
+                    model.eval()
+                    with torch.no_grad():
+                        now[0] += 100.0
+                    if kind == "mode":
+                        model.train()
+                elif kind == "save":
+                    torch.save(Slow(now), tmp_path / "model.pt")
+                else:
+                    with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
+                        now[0] += 100.0
+    assert observer.state.step_seconds[2:] == pytest.approx([1.5] * 10)
+
+
+def test_ranks_that_join_no_process_group_are_named(tmp_path: Path) -> None:
+    ranks = Ranks(rank=0, local_rank=0, world_size=2)
+    with watching(tmp_path, ranks=ranks) as observer:
+        in_turn()
+    with pytest.raises(
+        NotApplied, match="world_size=2 had no effect: no rank joined a process group"
+    ):
+        observer.check()
