@@ -26,6 +26,7 @@ from harness.records.record import (
     Status,
     StopOutcome,
     TargetMetric,
+    losses_of,
 )
 from harness.records.seal import sealed_text
 from harness.spec.axes import Axes
@@ -120,6 +121,7 @@ def make_record(
         summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         load_ranks=lambda: ranks,
+        load_losses=lambda: losses_of(ranks),
         rank0=learned if done else None,
         environment=ENVIRONMENT if done else None,
         phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},

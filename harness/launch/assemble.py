@@ -28,6 +28,7 @@ from harness.records.record import (
     RunSettings,
     Status,
     Summary,
+    losses_of,
 )
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.validity import ValidityRules
@@ -107,6 +108,7 @@ def assemble(
         summary=summary,
         order_digest=order_digest,
         load_ranks=lambda: ranks,
+        load_losses=lambda: losses_of(ranks),
         rank0=rank0,
         environment=environment,
         settings=settings,
@@ -130,6 +132,7 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
     record = replace(
         record,
         load_ranks=lambda: ranks,
+        load_losses=lambda: losses_of(ranks),
         # Only ranks on a GPU report allocated memory.
         device="cuda" if any("allocated" in rank.memory for rank in ranks) else "cpu",
         nodes=len({rank.host for rank in ranks}),

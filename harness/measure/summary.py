@@ -18,6 +18,7 @@ from harness.records.record import (
     RankResult,
     SlowestRank,
     Summary,
+    losses_of,
     mean_loss,
 )
 from harness.spec.cell import ThroughputUnit
@@ -68,7 +69,9 @@ def summarize(
             **_phase_figures(ranks, step_seconds, window.phases),
         }
     # A script may not have reported its last loss, which is NaN then.
-    final_loss = float(mean_loss(ranks)[-1:].mean()) if step_seconds.shape[1] else math.nan
+    final_loss = (
+        float(mean_loss(losses_of(ranks))[-1:].mean()) if step_seconds.shape[1] else math.nan
+    )
     target, best, final = rank0.target.name, rank0.best_evaluation, rank0.final_evaluation
     return Summary(
         window_steps=window_steps,

@@ -87,7 +87,7 @@ def write_record(path: Path, record: Record, *, durable: bool = True) -> None:
     Raises ValueError for what JSON can't hold, such as a number that is NaN.
     """
     content = {"schema": SCHEMA, **asdict(record)}
-    del content["load_ranks"]
+    del content["load_ranks"], content["load_losses"]
     _write(path, content, stack(record.ranks), durable=durable)
 
 
@@ -143,6 +143,7 @@ def read_record(path: Path) -> Record:
         environment=environment,
         settings=settings,
         load_ranks=partial(_read_ranks, path, header.arrays),
+        load_losses=partial(_read_losses, path, header.arrays),
     )
 
 
@@ -174,9 +175,9 @@ def read_rank_result(path: Path) -> RankResult:
 
 
 def _read_arrays(
-    header_path: Path, described: ArrayFile, file_format: FileFormat
+    header_path: Path, described: ArrayFile, file_format: FileFormat, *names: str
 ) -> dict[str, Numbers]:
-    """Return the arrays that a header names; raises BadFile for others than it describes."""
+    """Return the arrays that a header names, or some; raises BadFile for others than it describes."""
     import numpy as np
 
     path = header_path.with_name(Path(described.file).name)
@@ -186,7 +187,12 @@ def _read_arrays(
         problem = f"found the SHA-256 {digest[:12]}…; allowed: {described.sha256[:12]}…"
         raise file_format.error(path, f"{problem}, as {header_path.name} says")
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return dict(archive)
+        return {name: archive[name] for name in names or archive.files}
+
+
+def _read_losses(header_path: Path, described: ArrayFile) -> Numbers:
+    """Return the losses of the ranks of a record."""
+    return _read_arrays(header_path, described, RECORD_FORMAT, "loss")["loss"]
 
 
 def _read_ranks(header_path: Path, described: ArrayFile) -> Sequence[RankResult]:

@@ -458,6 +458,8 @@ class Record(Outcome):
     settings: RunSettings | None = None  # that it was run with
     # Returns what grows with ranks and steps: raises BadFile where its file is missing or damaged.
     load_ranks: Callable[[], Sequence[RankResult]] = field(compare=False, repr=False)
+    # Returns the losses of all ranks, shape (ranks, steps): of ten thousand trials sooner than all else.
+    load_losses: Callable[[], Numbers] = field(compare=False, repr=False)
 
     @property
     def ranks(self) -> Sequence[RankResult]:
@@ -469,18 +471,25 @@ class Record(Outcome):
         """The mean loss over ranks at each step, shape (steps,); None unless the trial finished."""
         if self.summary is None:
             return None
-        return mean_loss(self.ranks)
+        return mean_loss(self.load_losses())
 
 
-def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
-    """Return the loss of each step, the mean over ranks, float64, shape (steps,).
+def losses_of(ranks: Sequence[RankResult]) -> Numbers:
+    """Return the losses of ranks that trained equally long, shape (ranks, steps)."""
+    import numpy as np  # here, because a plan reads no losses and should start at once
+
+    return np.stack([np.asarray(rank.loss) for rank in ranks])
+
+
+def mean_loss(losses: Numbers) -> Numbers:
+    """Return the mean loss over ranks of each step, float64, shape (steps,), of those of all ranks.
 
     The mean needs no weights because the ranks' parts of a global batch are equally large. NaN stands
     for a step of which a rank, of a script, has reported nothing.
     """
-    import numpy as np  # here, because a plan reads no losses and should start at once
+    import numpy as np
 
-    losses: Numbers = np.stack([np.asarray(rank.loss) for rank in ranks]).astype(np.float64)
+    losses = losses.astype(np.float64)
     is_known = ~np.isnan(losses)
     if is_known.all():
         means: Numbers = losses.mean(axis=0)
