@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from harness.spec.cell import PLACEHOLDER
 from harness.spec.sweepfile import NAME
 from workloads.catalog import is_script
 
+# A call of argparse that declares an option, and the number that is its default.
+OPTION = re.compile(r"add_argument\(\s*[\"'](?P<name>--[\w-]+)[\"'](?P<more>[^)]*)\)")
+DEFAULT = re.compile(r"default\s*=\s*(?P<value>\d+)\b")
 EXAMPLE = Path(__file__).parent.parent / "guide" / "examples" / "first"
 # A sweep that runs a script, whose words are texts of YAML.
 SWEEP = """\
@@ -23,7 +27,7 @@ workloads:
     uses: {script}
     # Words in braces get values: {{NAME}} of an option or an axis, {{seed}}, {{steps}}, {{folder}} (the trial's own).
     arguments: {arguments}
-# Every combination of these is a cell, which is compared with the first.
+{axes}# Every combination of these is a cell, which is compared with the first.
 matrix:
   num_threads: [1, 2]
 seeds: 5  # 0 to 4; as many trials of a cell suffice for a verdict
@@ -61,13 +65,36 @@ def start_from_script(script: Path, arguments: Sequence[str]) -> list[Path]:
             )
     except (ValueError, SyntaxError) as error:
         raise BadInput(str(error)) from None
-    return _write({script.with_suffix(".yaml"): sweep_text(script.name, arguments)})
+    options = declared_options(script.read_text(encoding="utf-8"))
+    return _write({script.with_suffix(".yaml"): sweep_text(script.name, arguments, options)})
 
 
-def sweep_text(script: str, arguments: Sequence[str]) -> str:
-    """Return the commented sweep file that runs a script as it is."""
+def declared_options(text: str) -> dict[str, str]:
+    """Return the options that a script declares with argparse, each with its default, as texts."""
+    options = {}
+    for match in OPTION.finditer(text):
+        default = DEFAULT.search(match["more"])
+        options[match["name"]] = default["value"] if default else ""
+    return options
+
+
+def sweep_text(script: str, arguments: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the commented sweep file that runs a script as it is.
+
+    Of the script's `options` those for a seed and a batch size get the values of the trial, unless
+    `arguments` have them.
+    """
+    given = {word.partition("=")[0] for word in arguments}
+    filled = list(arguments)
+    axes = ""
+    for name, default in options.items():
+        if name not in given and name.strip("-") == "seed":
+            filled += [name, "{seed}"]
+        if name not in given and name.strip("-").replace("_", "-") == "batch-size" and default:
+            filled += [name, "{batch_size}"]
+            axes = f"    axes: {{batch_size: {default}}}\n"
     words = []
-    for word in arguments:
+    for word in filled:
         # Braces need no quotes: the command line is split as a shell does, and not run by one.
         is_plain = PLACEHOLDER.search(word) and " " not in word
         words.append(word if is_plain else shlex.quote(word))
@@ -75,6 +102,7 @@ def sweep_text(script: str, arguments: Sequence[str]) -> str:
         name=_quoted(safe_folder_name(Path(script).stem)),
         script=_quoted(script),
         arguments=_quoted(" ".join(words)),
+        axes=axes,
     )
 
 

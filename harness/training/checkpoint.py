@@ -141,7 +141,7 @@ class Checkpointer:
         A thread may call it. Raises StorageError and OSError.
         """
         folder = self._step_folder(content["step"])
-        path, seal_path = folder / f"rank{self._rank}.pt", folder / f"rank{self._rank}.seal"
+        path, seal_path = folder / f"rank{self._rank}.pt", self._seal_path(content["step"])
         with writing(path):
             folder.mkdir(parents=True, exist_ok=True)
             seal_path.unlink(missing_ok=True)  # of another attempt
@@ -211,6 +211,9 @@ class Checkpointer:
             step = next((step for step in checkpoints if self._is_sound(step, faults)), -1)
             lowest, negated_highest = self.mesh.all_reduce_min(step, -step)
             if lowest == -negated_highest:
+                # Of a newer one, a part of this attempt would be taken together with parts of an earlier.
+                for newer in (step for step in self._newest_first() if step > lowest):
+                    self._seal_path(newer).unlink(missing_ok=True)
                 return lowest
             if step > lowest:
                 faults.append(f"{self._step_folder(step)}: another rank can't resume from it")
@@ -219,7 +222,7 @@ class Checkpointer:
     def _is_sound(self, step: int, faults: list[str]) -> bool:
         """Return whether this rank can resume from its own file of a checkpoint; else say why not."""
         folder, name = self._step_folder(step), f"rank{self._rank}.pt"
-        seal_path = folder / f"rank{self._rank}.seal"
+        seal_path = self._seal_path(step)
         if not seal_path.exists():  # the save was never finished
             return False
         try:
@@ -292,6 +295,10 @@ class Checkpointer:
     def _step_folder(self, step: int) -> Path:
         """Return the folder of a checkpoint."""
         return self._checkpoints / f"step-{step:09d}"
+
+    def _seal_path(self, step: int) -> Path:
+        """Return this rank's seal of a checkpoint."""
+        return self._step_folder(step) / f"rank{self._rank}.seal"
 
     def _newest_first(self) -> list[int]:
         """Return the steps of all checkpoints, the greatest first."""

@@ -31,6 +31,25 @@ def test_a_script_gets_a_sweep_with_its_command_line() -> None:
     assert again.err.startswith("harness: train.yaml: exists, and is not overwritten; ")
 
 
+def test_seed_and_batch_size_are_those_of_the_trial() -> None:
+    options = """
+    parser.add_argument("--batch-size", type=int, default=32, help="samples (of all ranks)")
+    parser.add_argument('--seed', default=1, type=int)
+    parser.add_argument("--world-size")
+    """
+    Path("train.py").write_text(
+        f"import argparse\nparser = argparse.ArgumentParser()\nif True:{options}"
+    )
+    assert harness("init", "train.py").code == 0
+    cell = load_sweep(Path("train.yaml")).cells[0]
+    assert cell.workload.arguments == ["--batch-size", "{batch_size}", "--seed", "{seed}"]
+    assert cell.axes.batch_size == 32
+    Path("train.yaml").unlink()
+    assert harness("init", "train.py", "--seed=7", "--batch-size", "8").code == 0
+    given = load_sweep(Path("train.yaml")).cells[0].workload.arguments
+    assert given == ["--seed=7", "--batch-size", "8"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -81,7 +100,7 @@ def test_a_file_may_have_a_name_that_no_sweep_may_have(name: str) -> None:
 
 def _name_of(name: str) -> str:
     Path(f"{name}.py").write_text("")
-    Path("sweep.yaml").write_text(starting.sweep_text(f"{name}.py", []))
+    Path("sweep.yaml").write_text(starting.sweep_text(f"{name}.py", [], {}))
     sweep = load_sweep(Path("sweep.yaml"))
     assert sweep.cells[0].workload.label == sweep.name
     assert sweep.cells[0].workload.uses == f"{name}.py"
