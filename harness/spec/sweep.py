@@ -15,7 +15,7 @@ from typing import Any
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, dotted, shown
 from harness.spec.apart import call_apart
-from harness.spec.axes import AXIS_TYPES, Axes
+from harness.spec.axes import AXES, AXIS_TYPES, Axes
 from harness.spec.cell import (
     Cell,
     Seed,
@@ -167,6 +167,10 @@ def _plan(
         workloads.append(read_workload(document, label, entry, digests))
     types = {workload.label: workload.setting_types for workload in workloads}
     matrix = read_matrix(document, file, types)
+    for axis in sorted(matrix.varying.intersection(AXES)):
+        if not any(workload.receives(axis) for workload in workloads):
+            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
+            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
     for workload in workloads:
         for axis in workload.setting_types.keys() & matrix.sources.keys():
             # Errors in the value of such a setting name the line of the axis.

@@ -37,6 +37,7 @@ from harness.spec.cell import (
     StopRule,
     WorkloadRef,
     declared_defaults,
+    script_axes,
     without_defaults,
 )
 from harness.spec.document import Document
@@ -109,6 +110,10 @@ class SweepWorkload:
     def key(self) -> Key:
         """Return where the workload's entry is in the file, for errors."""
         return ("workloads", self.label)
+
+    def receives(self, axis: str) -> bool:
+        """Return whether the workload gets an axis: a script has those that its arguments name."""
+        return self.arguments is None or axis in script_axes(self.arguments, self.entry.options)
 
     @cached_property
     def setting_types(self) -> Mapping[str, Any]:

@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_refused(trained: TrainedTrial, command: Command
     weights.write_bytes(content)
     ended = command(trained.record.trial.id, "--to", "torch-export")
     assert ended.code == 2
-    assert "model.safetensors: found SHA-256" in ended.err
+    assert "model.safetensors: found another SHA-256" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,11 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             "mine.options.api_key: found api_key, which says secret, and settings are recorded",
         ),
         ({}, {"matrix": {"batch_size": 8}}, r"batch_size 8: .*; hand it over as {batch_size}"),
+        (
+            {},
+            {"matrix": {"batch_size": [8, 16]}},
+            r"batch_size: found an axis that no argument names",
+        ),
         ({"arguments": "{lr}"}, {}, r"{lr} has no value; set the axis lr or `options: {lr: …}`"),
         (
             {"arguments": "{dim}"},

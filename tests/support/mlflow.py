@@ -51,16 +51,15 @@ def runs_of(uri: str, sweep: str) -> list[Run]:
         experiment = client.get_experiment_by_name(sweep)
         if experiment is None:
             return []
-        runs = client.search_runs([experiment.experiment_id], max_results=5000)
-        return [run for run in runs if "harness.superseded" not in run.data.tags]
+        return list(client.search_runs([experiment.experiment_id], max_results=5000))
 
 
 def by_label(uri: str, sweep: str) -> dict[str, Run]:
-    """Return the runs of a sweep by the whole label, which the sweep's own is without.
+    """Return the runs of a sweep that hold now by the whole label, which the sweep's own is without.
 
     Fail if two have the same one, or the same name.
     """
-    runs = runs_of(uri, sweep)
+    runs = [run for run in runs_of(uri, sweep) if "harness.superseded" not in run.data.tags]
     labelled = {run.data.tags.get("harness.label", run.info.run_name): run for run in runs}
     names = [run.info.run_name for run in runs]
     assert len(labelled) == len(set(names)) == len(runs), sorted(names)
