@@ -93,7 +93,7 @@ def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
     records: dict[str, Record],
 ) -> None:
     cause = failure(records, "exits")
-    assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "logs/rank1.log")
+    assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "attempt-1/logs/rank1.log")
     assert cause.message.startswith("with code 7; the last words of its log: ")
 
 
