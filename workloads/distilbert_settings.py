@@ -117,6 +117,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         with safe_open(folder / WEIGHTS, "numpy"):
             return config
     except (OSError, ValueError, SafetensorError) as error:  # JSONDecodeError is a ValueError
+        found = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"{folder}: found {error}; allowed: a folder with complete {', '.join(CHECKPOINT)}"
+            f"{folder}: found {found}; allowed: a folder with complete {', '.join(CHECKPOINT)}"
         ) from None

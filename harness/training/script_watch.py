@@ -88,14 +88,15 @@ class LoadedSamples:
     def __init__(self, pauses: Pauses) -> None:
         self.total: int | None = 0  # None: of a batch whose size can't be told
         self._pauses = pauses
-        self._pending: dict[int, int | None] = {}  # by loader, the latest one last
+        # By loader, the latest one last; their ids alone may be those of loaders that are gone.
+        self._pending: dict[DataLoader[Any], int | None] = {}
 
     def add(self, loader: DataLoader[Any], batch: Any) -> None:
         """Add a batch unless it was yielded in a pause."""
         if self._pauses.is_paused:
             return
-        before, size = self._pending.pop(id(loader), 0), batch_samples(batch)
-        self._pending[id(loader)] = None if size is None or before is None else before + size
+        before, size = self._pending.pop(loader, 0), batch_samples(batch)
+        self._pending[loader] = None if size is None or before is None else before + size
 
     def end_step(self) -> None:
         """Count what the step was made of."""

@@ -131,7 +131,8 @@ def submit(sweep: Path, results: Path, **slurm: Any) -> None:
 def read_records(results: Path, sweep: str = "line") -> dict[str, Record]:
     """Return the records of a sweep by trial id."""
     sweep_folder = Results(results).sweep_folder(sweep)
-    return {path.parent.name: read_record(path) for path in sweep_folder.record_paths()}
+    records = map(read_record, sweep_folder.record_paths())
+    return {record.trial.id: record for record in records}
 
 
 def computed(record: Record) -> dict[str, Any]:

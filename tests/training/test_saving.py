@@ -118,7 +118,7 @@ MOMENTS: dict[str, tuple[Callable[[], None], list[int]]] = {
     "before the file": (die_at_call(torch, "save", 3, after=False), [4, 8]),
     "before the seal": (die_at_call(checkpoint, "write_atomically", 3, after=False), [4, 8]),
     "after the seal": (die_at_call(checkpoint, "write_atomically", 3, after=True), [4, 8, 12]),
-    "before others go": (die_at_call(Checkpointer, "_newest_first", 4, after=False), [4, 8, 12]),
+    "before others go": (die_at_call(Checkpointer, "_newest_first", 5, after=False), [4, 8, 12]),
 }
 
 
