@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.gate.limits import read_gate
-from harness.spec.sweep import load_sweep, ready_sweeps
+from harness.spec.sweep import load_sweep
 from tests.support.pages import documented_pages
 from tests.support.running import run
 from tests.support.tree import TOP
@@ -66,13 +66,6 @@ def test_the_mistake_gives_the_line_that_is_printed(
         main(["plan", "sweep.yaml", "--set", "execution=compiled"])
     assert exit.value.code == 2
     assert capsys.readouterr().err in README.read_text(encoding="utf-8")
-
-
-def test_the_table_is_of_the_quickstart_as_it_is_now() -> None:
-    cells = load_sweep(ready_sweeps()["quickstart"]).cells
-    table = README.read_text(encoding="utf-8").partition("\ncell ")[2].partition("\nspeed: ")[0]
-    printed = [line.split()[0] for line in table.splitlines()[1:]]
-    assert printed == [cell.workload.label for cell in cells]
 
 
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
