@@ -167,10 +167,7 @@ def _plan(
         workloads.append(read_workload(document, label, entry, digests))
     types = {workload.label: workload.setting_types for workload in workloads}
     matrix = read_matrix(document, file, types)
-    for axis in sorted(matrix.varying.intersection(AXES)):
-        if not any(workload.receives(axis) for workload in workloads):
-            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
+    _check_axes_are_received(matrix, workloads)
     for workload in workloads:
         for axis in workload.setting_types.keys() & matrix.sources.keys():
             # Errors in the value of such a setting name the line of the axis.
@@ -201,6 +198,14 @@ def _plan(
         problem = f"found {count:,} trials over all cells, seeds and repeats; allowed: at most {MAX_TRIALS:,}"
         raise document.error((), problem)
     return sweep
+
+
+def _check_axes_are_received(matrix: Matrix, workloads: Sequence[SweepWorkload]) -> None:
+    """Raise BadInput for an axis that varies and that no workload receives: each is a script."""
+    for axis in sorted(matrix.varying.intersection(AXES)):
+        if not any(workload.receives(axis) for workload in workloads):
+            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
+            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
 
 
 def _cells_of(
