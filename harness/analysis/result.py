@@ -287,7 +287,8 @@ def of_trials(records: Sequence[Record]) -> CellResult:
             left_out[record.status] += 1
             continue
         assert record.rank0 is not None
-        target = target or record.rank0.target
+        if not record.trial.cell.workload.is_script or record.rank0.evaluations:
+            target = target or record.rank0.target  # of a script that reports none, nothing is missing
         trials.append(_trial_result(record, record.rank0))
         assert record.environment is not None
         origin = (record.environment, record.device)

@@ -19,7 +19,7 @@ from harness.analysis.compare import (
     compare_by,
 )
 from harness.analysis.questions import throughput_difference
-from harness.analysis.result import CellResult, TrialResult, of_trial
+from harness.analysis.result import CellResult, TrialResult, of_trial, of_trials
 from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
@@ -537,3 +537,13 @@ def beside(result: CellResult, lanes: int) -> CellResult:
         return result
     trials = [replace(trial, lanes=lanes) for trial in result.trials]
     return replace(result, trials=trials)
+
+
+def test_of_a_script_that_reports_no_metric_nothing_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
+    (cell,) = load(tmp_path, workloads={"mine": {"uses": "train.py"}}, matrix={}).cells
+    record = make_record(cell)
+    assert record.rank0 is not None
+    assert of_trials([record]).target == record.rank0.target
+    silent = replace(record, rank0=replace(record.rank0, evaluations=[]))
+    assert of_trials([silent]).target is None
