@@ -288,7 +288,9 @@ def of_trials(records: Sequence[Record]) -> CellResult:
             continue
         assert record.rank0 is not None
         if not record.trial.cell.workload.is_script or record.rank0.evaluations:
-            target = target or record.rank0.target  # of a script that reports none, nothing is missing
+            target = (
+                target or record.rank0.target
+            )  # of a script that reports none, nothing is missing
         trials.append(_trial_result(record, record.rank0))
         assert record.environment is not None
         origin = (record.environment, record.device)

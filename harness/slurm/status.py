@@ -185,9 +185,11 @@ class Owner:
     @property
     def may_go_on(self) -> bool:
         """Whether the trial may still run; nobody knows where Slurm does not answer."""
-        if self.is_local or self.job is not None:
+        if self.is_local:
             return True
-        return self.submission is not None and not self.slurm_answers and not self.is_cancelled
+        if self.is_cancelled:  # whatever of its job is still ending
+            return False
+        return self.job is not None or (self.submission is not None and not self.slurm_answers)
 
     def may_have_begun(self, attempt_at: float) -> bool:
         """Return whether an attempt that began at this time may be running."""

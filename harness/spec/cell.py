@@ -39,7 +39,8 @@ LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers",
 IDENTITY = 1
 
 # What an argument of a script gets the value of, as in `--lr={lr}`.
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
+ESCAPED = re.compile(r"\{(\{[A-Za-z_][A-Za-z0-9_]*\})\}")  # `{{name}}` is the text `{name}`
 
 # Between the settings that name a cell, as in `precision=bf16,options.hidden=[32, 16]`.
 COMMA = re.compile(r",(?=\s*[\w.]+\s*=)")

@@ -42,7 +42,7 @@ from harness.measure.telemetry import TelemetrySampler, telemetry_for
 from harness.records.assignment import Assignment
 from harness.records.record import Evaluation, Rank0Report, RankResult, TargetMetric
 from harness.spec.axes import AXES
-from harness.spec.cell import MAX_STEPS, PLACEHOLDER, placeholders_of
+from harness.spec.cell import ESCAPED, MAX_STEPS, PLACEHOLDER, placeholders_of
 from harness.spec.files import check_code
 from harness.training.entry import environment_of, prepare_rank, read_initial_environment
 from harness.training.fingerprint import add_tensor
@@ -573,7 +573,12 @@ def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
     }
     arguments = reference.arguments or ()
     assert set(placeholders_of(arguments)) <= set(values)  # as planning has checked
-    return [PLACEHOLDER.sub(lambda name: str(values[name[1]]), text) for text in arguments]
+    words = []
+    for text in arguments:
+        word = PLACEHOLDER.sub(lambda name: str(values[name[1]]), text)
+        if word or not PLACEHOLDER.fullmatch(text):  # a flag that is off is no word
+            words.append(ESCAPED.sub(r"\1", word))
+    return words
 
 
 def _first_parameter(optimizer: Optimizer) -> Tensor | None:

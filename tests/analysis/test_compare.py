@@ -545,5 +545,5 @@ def test_of_a_script_that_reports_no_metric_nothing_is_missing(tmp_path: Path) -
     record = make_record(cell)
     assert record.rank0 is not None
     assert of_trials([record]).target == record.rank0.target
-    silent = replace(record, rank0=replace(record.rank0, evaluations=[]))
+    silent = replace(record, rank0=replace(record.rank0, evaluations=()))
     assert of_trials([silent]).target is None

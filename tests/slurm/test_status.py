@@ -228,6 +228,8 @@ class TestOfSubmittedTrials:
         leave(1, status="interrupted", failure=PREEMPTED)
         rows = states_by(replace(submission, is_cancelled=True), folder, squeue="")
         assert names(rows) == ["done", *["cancelled"] * 6]
+        ending = states_by(replace(submission, is_cancelled=True), folder)
+        assert "queued" not in names(ending)
 
     def test_interrupted_waits_for_its_job_or_is_lost_with_it(
         self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]

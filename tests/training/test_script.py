@@ -31,8 +31,8 @@ def watched_cell(length: Length, target: str | None = None) -> Assignment:
     workload = replace(
         assignment.trial.cell.workload,
         uses="train.py",
-        arguments=["--seed", "{seed}", "--to={folder}", "{dim}", "{lr}"],
-        options={"dim": 4, "lr": 0.5},
+        arguments=["--seed", "{seed}", "--to={folder}", "{dim}", "{lr}", "{flag}", "{{raw}}"],
+        options={"dim": 4, "lr": 0.5, "flag": ""},
         target=None if target is None else ReportedTarget(name=target),
     )
     cell = replace(assignment.trial.cell, workload=workload, length=length, warmup=2)
@@ -310,7 +310,7 @@ def test_the_target_makes_an_evaluation_of_the_newest_metrics(tmp_path: Path) ->
 def test_placeholders_get_their_values(tmp_path: Path) -> None:
     assignment = watched_cell(EPOCH)
     arguments = script.script_arguments(assignment, TrialFolder(tmp_path))
-    assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5"]
+    assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5", "{raw}"]
 
 
 @pytest.mark.parametrize(
