@@ -89,8 +89,6 @@ class MutantLine(LineFit):
 
     def build_model(self) -> nn.Module:
         model = Net(self.options.dropout)
-        if self.options.mutant == "optimizer before fully_shard":
-            self.early_optimizer = MutantAdam(model, self.options)
         return model
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -98,8 +96,6 @@ class MutantLine(LineFit):
         return [model.inner]
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        if self.options.mutant == "optimizer before fully_shard":
-            return self.early_optimizer
         self.adam = MutantAdam(model, self.options)
         return self.adam
 
@@ -197,11 +193,14 @@ class MutantAdam(torch.optim.Adam):
         super().__init__(model.parameters(), lr=0.01)
         self.named = dict(model.named_parameters())
         self.options = options
-        self.steps = 0
+
+    @property
+    def steps(self) -> int:
+        """The steps that were taken, of which no attribute of ours may count: no checkpoint has those."""
+        return max((int(state["step"]) for state in self.state.values()), default=0)
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
-        self.steps += 1
         options = self.options
         if (options.mutant, options.at, options.at_rank) == ("bit", self.steps, this_rank()):
             parameter = self.named[BIT_PARAMETERS[options.parameter]]

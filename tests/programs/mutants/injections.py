@@ -100,16 +100,6 @@ def summed_gradients(random: Random, setting: Setting) -> Injection:
     return Injection("summed gradients", setting, options, at, "all-reduce", tensor, _all(setting))
 
 
-def optimizer_before_fully_shard(random: Random, setting: Setting) -> Injection | None:
-    """Have the optimizer hold parameters that are no longer the model's."""
-    if setting.strategy != "fsdp2":
-        return None
-    kind = "optimizer before fully_shard"
-    return Injection(
-        kind, setting, {"mutant": kind}, 1, "optimizer", "inner.0.weight", _all(setting)
-    )
-
-
 def learning_rate(random: Random, setting: Setting) -> Injection:
     """Change the learning rate by one part in a million from one step on."""
     at = random.choice([37, random.randint(1, STEPS)])
@@ -210,7 +200,6 @@ KINDS: Sequence[Draw] = (
     dropout_in_evaluation,
     zero_grad_forgotten,
     summed_gradients,
-    optimizer_before_fully_shard,
     learning_rate,
     flipped_bit,
     set_epoch_forgotten,

@@ -87,6 +87,8 @@ class Proof:
             folder = self._folder / f"resumed{number}"
             traces, resumed_at = run(folder, drawn.setting, drawn.strikes)
             found = problem(undisturbed.traces(drawn.setting), traces)
+            if found is None and not resumed_at and drawn.saves:
+                found = "it started again"
             static = " static_graph" if drawn.setting.static_graph else ""
             workers = drawn.setting.num_workers
             cell = f"{drawn.setting.strategy}×{drawn.setting.world_size}{static} w{workers}"

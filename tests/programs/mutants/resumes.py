@@ -36,6 +36,11 @@ class Interrupted:
     setting: Setting
     strikes: Sequence[Strike]
 
+    @property
+    def saves(self) -> bool:
+        """Whether any attempt leaves a checkpoint, from which the next has to go on."""
+        return any(strike.signal == signal.SIGUSR2 for strike in self.strikes)
+
     def __str__(self) -> str:
         static = " static_graph" if self.setting.static_graph else ""
         struck = [
