@@ -84,7 +84,7 @@ def test_bits_per_byte_are_the_mean_over_all_bytes() -> None:
         loss = float(workload.loss(model, batch))
     assert metrics["loss"] == pytest.approx(loss, rel=1e-6)
     assert metrics["bits_per_byte"] == pytest.approx(loss / math.log(2), rel=1e-6)
-    assert metrics["bits_per_byte"] == pytest.approx(8, abs=0.1)  # it has learned nothing yet
+    assert metrics["bits_per_byte"] == pytest.approx(8, abs=0.5)  # it has learned nothing yet
 
 
 def test_a_few_steps_lower_the_loss() -> None:
