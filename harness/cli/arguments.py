@@ -210,11 +210,6 @@ def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "")
         )
 
 
-def print_message(text: str) -> None:
-    """Print on stderr why nothing seems to happen."""
-    print(f"harness: {text}", file=sys.stderr, flush=True)
-
-
 def print_next(command: str, purpose: str) -> None:
     """Print a command to try next with what it shows."""
     print(f"next  {command}  {purpose}")

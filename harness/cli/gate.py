@@ -4,8 +4,7 @@ The first three compare two versions of the code that take turns in pairs of fre
 a drift of the machine affects both alike. They measure on this machine and leave no records of trials.
 
 A baseline is a file, `baselines/<hardware>/<cell id>.json` in the results folder. It is small and
-without paths of this machine, because it is meant to be committed. Only `save` and `prune` change
-files; both leave alone what would stay the same.
+without paths of this machine, because it is meant to be committed.
 """
 
 from pathlib import Path
@@ -29,10 +28,10 @@ from harness.cli.arguments import (
     check_launcher,
     choose,
     examples,
-    print_message,
 )
 from harness.core.errors import parse_percentage
 from harness.core.paths import Results, write_atomically
+from harness.core.progress import print_message
 from harness.core.text import parse_duration
 from harness.gate.against import GateOptions
 from harness.gate.against import gate as run_gate

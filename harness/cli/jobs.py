@@ -1,9 +1,7 @@
-"""Defines the commands for sweeps in Slurm jobs: `harness submit`, `status` and its
-`cancel` and `logs`.
+"""Defines the commands for sweeps in Slurm jobs: `harness submit`, `status` and `cancel`.
 
-Only `submit` and `cancel` change anything in Slurm. `status` and `logs` read the results folder, so
-they also show sweeps that `harness run` runs on this machine, and work from any machine that sees
-the folder.
+Only `submit` and `cancel` change anything in Slurm. `status` reads the results folder, so it also
+shows sweeps that `harness run` runs on this machine, and works from any machine that sees the folder.
 """
 
 import shlex

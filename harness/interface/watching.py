@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.render.status import StatusDisplay
-from harness.slurm.status import SweepStatus, read_statuses
+from harness.slurm.status import LAG_SECONDS, SweepStatus, read_statuses
 from harness.spec.sweep import Sweep
 
 WATCH_SECONDS = 5.0  # between two readings
-LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
 
 
 def sweep_statuses(sweeps: Sequence[Sweep], results: Results) -> list[SweepStatus]:

@@ -25,7 +25,7 @@ from harness.launch.controller import run_client
 from harness.launch.runner import TrialListener
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
-from harness.slurm.status import TrialState, read_statuses
+from harness.slurm.status import LAG_SECONDS, TrialState, read_statuses
 from harness.slurm.submit import cancel, submit
 from harness.spec.cluster import Profile, available_slots
 from harness.spec.slurm import SlurmOptions
@@ -33,7 +33,6 @@ from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
 
 MAX_RANKS_HERE = 2  # of the trial on this machine
 POLL_SECONDS = 2.0  # between looks at the queue
-LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
 MAX_MINUTES = 10  # that a job asks for; short jobs start sooner
 
 

@@ -35,6 +35,7 @@ State = Literal[
     "queued", "running", "done", "failed", "invalid", "interrupted", "cancelled", "lost", "missing",
     "unreadable",
 ]  # fmt: skip
+LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
 OPEN_STATES = {"queued", "running"}
 FINAL_STATES = {"done", "failed", "invalid"}
 

@@ -44,6 +44,7 @@ def test_threads_that_only_wait_are_not() -> None:
     waiting = threading.Thread(target=ended.wait)
     waiting.start()
     wait_for_idle_threads(math.inf)
+    assert waiting.is_alive()
     ended.set()
     waiting.join()
 
