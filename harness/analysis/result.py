@@ -22,8 +22,12 @@ from harness.records.differences import as_text, environment_fields
 from harness.records.environment import Environment
 from harness.records.record import Numbers, Rank0Report, Record, Summary, TargetMetric
 from harness.spec.cell import Cell, ThroughputUnit
-from harness.statistics.interval import Interval, geometric_mean_interval, mean_interval
-from harness.statistics.trials import independent_values, mean_by_seed
+from harness.statistics.interval import (
+    Interval,
+    geometric_mean_interval,
+    mean_by_seed,
+    mean_interval,
+)
 
 UNKNOWN = "unknown"
 FEWEST_SEEDS = 3  # of a mean with an interval
@@ -135,7 +139,7 @@ class CellResult:
         Repeats of a seed are averaged first and count once (`harness.statistics.trials`).
         """
         seeds = [trial.seed for trial in self.measured_trials]
-        return independent_values(self.log_throughputs, seeds)
+        return list(mean_by_seed(self.log_throughputs, seeds).values())
 
     @cached_property
     def throughput(self) -> Interval | None:

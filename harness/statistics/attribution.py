@@ -24,10 +24,6 @@ from harness.statistics.verdict import ALPHA, correct_by_holm
 
 Numbers = NDArray[np.float64]
 Levels = Mapping[str, Hashable]  # axis -> one of its values
-Axes = Mapping[str, Sequence[Hashable]]  # axis -> all its values, the reference first
-# Of the sum of the squares of some columns: a smaller eigenvalue is 0 with rounding errors.
-RANK_TOLERANCE = 1e-10
-
 Term = tuple[str, ...]  # the one or two axes whose effect a part of the model describes
 
 
@@ -92,144 +88,78 @@ class Attribution:
         return [effect for effect in self.largest_first if not effect.is_main]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Design:
-    """The columns of the linear model."""
-
-    axes: Axes  # those that vary
-    matrix: Numbers  # X, shape (points, columns)
-    products: Numbers  # X' X, shape (columns, columns)
-    columns: Mapping[Term, slice]  # where the columns of a term are
-    unknown: Sequence[Term]  # terms left out because other columns say the same
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Contrast:
-    """The logarithm of an effect, as it was estimated."""
-
-    levels: Levels
-    reference: Levels
-    value: float
-    standard_error: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """The least squares solution of a design."""
-
-    weights: Numbers  # (columns,)
-    covariance: Numbers  # of the weights, (columns, columns)
-    deviation: float  # of the residuals
-    degrees_of_freedom: int  # points less columns
-
-
 def attribute(points: Sequence[TrialThroughput]) -> Attribution | None:
     """Return main effects and two-way interactions of the axes that vary, with blocks taken out.
 
     A level's reference is the first of its axis in the order of the points. Interactions of three
-    axes or more are part of the noise: sweeps rarely have trials enough to tell. Returns None where
-    no degree of freedom is left to estimate an error.
-    """
-    from threadpoolctl import threadpool_limits  # here, as most commands attribute nothing
+    axes or more are part of the noise: sweeps rarely have trials enough to tell. With the columns X
+    of the model, n points and k columns, least squares give weights w with
 
-    # Threads that wait for each other take several times as long as one does matrices this small.
-    with threadpool_limits(1, user_api="blas"):
-        design = _design(points)
-        fit = _fit(design, np.asarray([point.value for point in points]))
-    if fit is None:
+        s^2 = |y - X w|^2 / (n - k),    Cov(w) = s^2 (X' X)^-1,
+
+    and an effect c'w, a difference of the codes of two levels, has the standard error
+    sqrt(c' Cov(w) c). Returns None where no degree of freedom is left to estimate an error.
+    """
+    axes = _varying_axes(points)
+    matrix, columns, unknown = _model(points, axes)
+    degrees_of_freedom = matrix.shape[0] - matrix.shape[1]
+    if degrees_of_freedom < 1:
         return None
-    contrasts = []
-    for term in design.columns:
-        contrasts += _contrasts_of_term(design, fit, term)
+    values = np.asarray([point.value for point in points])
+    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
+    weights = scale @ (matrix.T @ values)
+    weights += scale @ (matrix.T @ (values - matrix @ weights))  # of the rounding errors
+    deviation = math.sqrt(((values - matrix @ weights) ** 2).sum() / degrees_of_freedom)
+    levels, estimates, errors = [], [], []
+    for term, place in columns.items():
+        contrasts = _contrasts([axes[axis] for axis in term])
+        variances = ((contrasts @ scale[place, place]) * contrasts).sum(axis=1)
+        estimates += (contrasts @ weights[place]).tolist()
+        errors += (np.sqrt(variances) * deviation).tolist()
+        for chosen in itertools.product(*(axes[axis][1:] for axis in term)):
+            levels.append(dict(zip(term, chosen, strict=True)))
+    reference = {axis: of_axis[0] for axis, of_axis in axes.items()}
     return Attribution(
-        effects=_effects(contrasts, fit.degrees_of_freedom),
-        unknown=design.unknown,
-        deviation=math.expm1(fit.deviation),
-        degrees_of_freedom=fit.degrees_of_freedom,
+        effects=_effects(levels, reference, estimates, errors, degrees_of_freedom),
+        unknown=unknown,
+        deviation=math.expm1(deviation),
+        degrees_of_freedom=degrees_of_freedom,
     )
 
 
-def _effects(contrasts: Sequence[_Contrast], degrees_of_freedom: int) -> list[Effect]:
+def _effects(
+    levels: Sequence[Levels],
+    reference: Levels,
+    estimates: Sequence[float],
+    errors: Sequence[float],
+    degrees_of_freedom: int,
+) -> list[Effect]:
     """Return the effects, with p-values and Student's intervals corrected by Holm over all of them.
 
     Many levels are tested at once, and one of them would be significant by luck. An interval leaves
     out 1 exactly where its effect is certain.
     """
     p_values = []
-    for contrast in contrasts:
-        p = float(contrast.value == 0)  # where the model fits exactly
-        if contrast.standard_error:
-            t = -abs(contrast.value) / contrast.standard_error
-            p = 2 * student_probability(degrees_of_freedom, t)
+    for estimate, error in zip(estimates, errors, strict=True):
+        p = float(estimate == 0)  # where the model fits exactly
+        if error:
+            p = 2 * student_probability(degrees_of_freedom, -abs(estimate) / error)
         p_values.append(p)
     effects = []
-    for contrast, test in zip(contrasts, correct_by_holm(p_values, ALPHA), strict=True):
-        quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
-        half_width = quantile * contrast.standard_error
+    tests = correct_by_holm(p_values, ALPHA)
+    for chosen, estimate, error, test in zip(levels, estimates, errors, tests, strict=True):
+        half_width = student_quantile(degrees_of_freedom, 1 - test.level / 2) * error
         effects.append(
             Effect(
-                levels=contrast.levels,
-                reference=contrast.reference,
-                ratio=exp(contrast.value),
-                low=exp(contrast.value - half_width),
-                high=exp(contrast.value + half_width),
+                levels=chosen,
+                reference={axis: reference[axis] for axis in chosen},
+                ratio=exp(estimate),
+                low=exp(estimate - half_width),
+                high=exp(estimate + half_width),
                 p=test.p,
             )
         )
     return effects
-
-
-def _design(points: Sequence[TrialThroughput]) -> _Design:
-    """Return the model of these points, with every term that they can separate from the others.
-
-    Terms are added one at a time. One whose columns do not raise the rank of the matrix by their
-    number says what earlier columns say already: its effect can't be estimated.
-    """
-    axes = _varying_axes(points)
-    codes = {}
-    for axis, levels in axes.items():
-        codes[axis] = _code([point.levels[axis] for point in points], levels)
-    blocks = [point.block for point in points]
-    block_code = _code(blocks, list(dict.fromkeys(blocks)))
-    matrix = np.column_stack([np.ones(len(points)), block_code])
-    products = matrix.T @ matrix
-    columns: dict[Term, slice] = {}
-    unknown: list[Term] = []
-    for term in _terms(axes):
-        if any((axis,) in unknown for axis in term):
-            continue  # an interaction of an axis whose own effect is unknown
-        of_axes = [codes[axis] for axis in term]
-        # Before they are made: those of two axes with many levels each would fill the memory.
-        added_count = math.prod(code.shape[1] for code in of_axes)
-        if matrix.shape[1] + added_count > len(points):
-            unknown.append(term)
-            continue
-        added = _interaction(of_axes)
-        cross, added_products = matrix.T @ added, added.T @ added
-        if not _are_independent(products, cross, added_products):
-            unknown.append(term)
-            continue
-        columns[term] = slice(matrix.shape[1], matrix.shape[1] + added.shape[1])
-        matrix = np.column_stack([matrix, added])
-        products = np.block([[products, cross], [cross.T, added_products]])
-    return _Design(axes=axes, matrix=matrix, products=products, columns=columns, unknown=unknown)
-
-
-def _are_independent(products: Numbers, cross: Numbers, added_products: Numbers) -> bool:
-    """Return whether columns Z are independent of each other and of those of X, of full rank.
-
-    Takes X' X, X' Z and Z' Z. The columns are independent if no combination of them vanishes once
-    their part within the span of X is taken out, that is if the smallest eigenvalue of
-
-        Z' Z - Z' X (X' X)^-1 X' Z
-
-    is not 0. For many points that is much faster than the singular values of all columns. Codes are
-    whole numbers, so that Z' Z is exact, and an eigenvalue is either of rounding errors or far from
-    them.
-    """
-    remaining = added_products - cross.T @ np.linalg.solve(products, cross)
-    smallest = np.linalg.eigvalsh(remaining)[0]
-    return bool(smallest > RANK_TOLERANCE * np.trace(added_products))
 
 
 def _varying_axes(points: Sequence[TrialThroughput]) -> dict[str, list[Hashable]]:
@@ -242,71 +172,53 @@ def _varying_axes(points: Sequence[TrialThroughput]) -> dict[str, list[Hashable]
     return axes
 
 
-def _terms(axes: Axes) -> list[Term]:
-    """Return the single axes, then every two of them.
+def _model(
+    points: Sequence[TrialThroughput], axes: Mapping[str, Sequence[Hashable]]
+) -> tuple[Numbers, dict[Term, slice], list[Term]]:
+    """Return the columns of the model, those of each term, and the terms that can't be told apart.
 
-    Axes with more levels come first: where two can't be separated, the one that says less is then
-    the unknown one.
+    Terms are added one at a time. One whose columns do not raise the rank of the matrix by their
+    number says what earlier columns say already: its effect can't be estimated. Axes with more levels
+    come first: where two can't be separated, the one that says less is then the unknown one.
     """
-    terms: list[Term] = []
-    for axis in sorted(axes, key=lambda name: -len(axes[name])):
-        terms.append((axis,))
-    terms.extend(itertools.combinations(axes, 2))
-    return terms
+    codes = {}
+    for axis, levels in axes.items():
+        codes[axis] = _code([point.levels[axis] for point in points], levels)
+    blocks = [point.block for point in points]
+    block_code = _code(blocks, list(dict.fromkeys(blocks)))
+    matrix = np.column_stack([np.ones(len(points)), block_code])
+    columns: dict[Term, slice] = {}
+    unknown: list[Term] = []
+    terms: list[Term] = [(axis,) for axis in sorted(axes, key=lambda name: -len(axes[name]))]
+    for term in [*terms, *itertools.combinations(axes, 2)]:
+        if any((axis,) in unknown for axis in term):
+            continue  # an interaction of an axis whose own effect is unknown
+        start = matrix.shape[1]
+        end = start + math.prod(codes[axis].shape[1] for axis in term)
+        # Before columns are made: those of two axes with many levels each would fill the memory.
+        if end > len(points):
+            unknown.append(term)
+            continue
+        extended = np.column_stack([matrix, _products([codes[axis] for axis in term])])
+        # Codes are whole numbers, so their products are exact; and their rank is soon found.
+        if np.linalg.matrix_rank(extended.T @ extended, hermitian=True) < end:
+            unknown.append(term)
+            continue
+        columns[term] = slice(start, end)
+        matrix = extended
+    return matrix, columns, unknown
 
 
-def _fit(design: _Design, values: Numbers) -> _Fit | None:
-    """Return the least squares solution, None where no degree of freedom is left.
+def _contrasts(levels_of_axes: Sequence[Sequence[Hashable]]) -> Numbers:
+    """Return the code of each level less its reference's, shape (effects, columns of the term).
 
-    With the design X, n points and k columns, the residuals' variance and the weights' covariance:
-
-        s^2 = |y - X w|^2 / (n - k),    Cov(w) = s^2 (X' X)^-1.
+    For two axes these are the products of the axes' differences, in the order of `_products`.
     """
-    matrix = design.matrix
-    degrees_of_freedom = matrix.shape[0] - matrix.shape[1]
-    if degrees_of_freedom < 1:
-        return None
-    scale = np.asarray(np.linalg.inv(design.products), dtype=np.float64)
-    weights = scale @ (matrix.T @ values)
-    weights += scale @ (matrix.T @ (values - matrix @ weights))  # of the rounding errors
-    squares = float(((values - matrix @ weights) ** 2).sum())
-    deviation = math.sqrt(squares / degrees_of_freedom)
-    return _Fit(
-        weights=weights,
-        covariance=scale * deviation**2,
-        deviation=deviation,
-        degrees_of_freedom=degrees_of_freedom,
-    )
-
-
-def _contrasts_of_term(design: _Design, fit: _Fit, term: Term) -> list[_Contrast]:
-    """Return the effect of all levels of a term's axes against the references of the axes.
-
-    Each is a contrast c of the term's weights w, c'w, with the standard error sqrt(c' Cov(w) c).
-    """
-    columns = design.columns[term]
-    reference = {axis: design.axes[axis][0] for axis in term}
-    # The differences of codes from their references', shape (effects, columns). For two axes they are
-    # the outer products of the axes' differences, flattened as `_interaction` flattens their columns.
     contrasts: Numbers = np.ones((1, 1))
-    for axis in term:
-        codes = _code(design.axes[axis], design.axes[axis])
+    for levels in levels_of_axes:
+        codes = _code(levels, levels)
         contrasts = np.asarray(np.kron(contrasts, codes[1:] - codes[0]), dtype=np.float64)
-    values = contrasts @ fit.weights[columns]
-    variances = ((contrasts @ fit.covariance[columns, columns]) * contrasts).sum(axis=1)
-    found = []
-    levels_of_axes = [design.axes[axis][1:] for axis in term]  # without the references
-    combinations = itertools.product(*levels_of_axes)
-    for levels, value, variance in zip(combinations, values, variances, strict=True):
-        found.append(
-            _Contrast(
-                levels=dict(zip(term, levels, strict=True)),
-                reference=reference,
-                value=float(value),
-                standard_error=math.sqrt(variance),
-            )
-        )
-    return found
+    return contrasts
 
 
 def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
@@ -323,7 +235,7 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     return codes
 
 
-def _interaction(codes: Sequence[Numbers]) -> Numbers:
+def _products(codes: Sequence[Numbers]) -> Numbers:
     """Return the columns of one axis, or the products of every two columns of two axes."""
     if len(codes) == 1:
         return codes[0]

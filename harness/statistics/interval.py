@@ -1,15 +1,13 @@
-"""Intervals of a mean and of a probability. Imports no NumPy, so that tables of plans load fast."""
+"""Intervals of a mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import fmean
+from statistics import fmean, stdev
 
 CONFIDENCE = 0.95  # of intervals, unless a caller says otherwise
-KEPT_QUANTILES = 4096
 LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 
 
@@ -35,9 +33,8 @@ def exp(value: float) -> float:
     return math.exp(value) if value < LARGEST_EXPONENT else math.inf
 
 
-@lru_cache(maxsize=KEPT_QUANTILES)
 def student_quantile(degrees_of_freedom: float, probability: float) -> float:
-    """Return the quantile of Student's t distribution, which takes SciPy some 0.1 ms to compute."""
+    """Return the quantile of Student's t distribution."""
     # Only now, because most commands need none: it takes as long to load as their own code.
     from scipy.special import stdtrit  # quicker to load than scipy.stats
 
@@ -49,16 +46,6 @@ def student_probability(degrees_of_freedom: float, value: float) -> float:
     from scipy.special import stdtr
 
     return float(stdtr(degrees_of_freedom, value))
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of two values or more, as estimated from a sample.
-
-    `statistics.stdev` takes ten times as long, as it computes with fractions.
-    """
-    mean = fmean(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / (len(values) - 1))
 
 
 def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -74,7 +61,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
         return Interval(values[0], None, 1)
     mean = fmean(values)
     quantile = student_quantile(count - 1, (1 + confidence) / 2)
-    half_width = quantile * deviation(values) / math.sqrt(count)
+    half_width = quantile * stdev(values) / math.sqrt(count)
     return Interval(mean, (mean - half_width, mean + half_width), count)
 
 
@@ -93,25 +80,14 @@ def geometric_mean_interval(values: Sequence[float]) -> Interval:
     return Interval(exp(interval.mean), (exp(low), exp(high)), interval.count)
 
 
-def share_interval(successes: int, tries: int) -> tuple[float, float]:
-    """Return bounds of the probability of a success, from `successes` among independent tries.
+def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, float]:
+    """Return the mean value of each seed, in order of appearance; `seeds[i]` belongs to
+    `values[i]`.
 
-    Clopper and Pearson's (Biometrika 1934, doi:10.1093/biomet/26.4.404): with tails of
-    a = (1 - CONFIDENCE) / 2 on both sides and the quantiles B of the beta distribution,
-
-        B(a; k, n - k + 1)  to  B(1 - a; k + 1, n - k).
-
-    They hold the probability at least as often as `CONFIDENCE` says. Raises ValueError without
-    tries.
+    Only these means count as independent. Repeats of a seed share whatever the seed brings (initial
+    weights, the order of the data): they show nothing of how much the mean would move with others.
     """
-    if not 0 <= successes <= tries or not tries:
-        raise ValueError(f"{successes} of {tries} tries")
-    from scipy.special import betaincinv
-
-    tail = (1 - CONFIDENCE) / 2
-    low, high = 0.0, 1.0
-    if successes:
-        low = float(betaincinv(successes, tries - successes + 1, tail))
-    if successes < tries:
-        high = float(betaincinv(successes + 1, tries - successes, 1 - tail))
-    return low, high
+    by_seed: dict[int, list[float]] = {}
+    for value, seed in zip(values, seeds, strict=True):
+        by_seed.setdefault(seed, []).append(value)
+    return {seed: fmean(repeats) for seed, repeats in by_seed.items()}

@@ -43,9 +43,7 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
     return ratio
 
 
-def confidence_sequence(
-    values: Numbers, alpha: float = 0.05, prior: float = PRIOR
-) -> tuple[Numbers, Numbers]:
+def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, Numbers]:
     """Return lower and upper bounds of the mean after each value, both of shape (…, n).
 
     With probability 1 - alpha all of them hold at once, so they may be checked after every value.
@@ -66,7 +64,7 @@ def confidence_sequence(
     """
     n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
     moments = running_moments(values)
-    half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha, prior)
+    half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha)
     p = _cautious_correlation(n, moments)
     half_width = half_width * np.sqrt((1 + p) / (1 - p))
     deviation = np.sqrt(moments.squares / np.maximum(n - 1, 1))
@@ -80,13 +78,13 @@ def confidence_sequence(
     return low, high
 
 
-def normal_half_width(n: Numbers, squares: Numbers, alpha: float, prior: float = PRIOR) -> Numbers:
+def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
     """Return half the width of a confidence sequence for independent normal values, (…, n).
 
     Exact for an unknown deviation: it is the t-test martingale under a normal mixture over effect
     sizes and the right Haar prior over the deviation (Wang and Ramdas 2025, arXiv:2310.03722, after
     Lai 1976, doi:10.1214/aos/1176343406). With n values of mean m, squared deviations S from it
-    (`squares`), and c = `prior`, the martingale at mu is
+    (`squares`), and c = `PRIOR`, the martingale at mu is
 
         sqrt(c / (n + c)) ((S + n (m - mu)^2) / (S + n (m - mu)^2 c / (n + c)))^(n/2),
 
@@ -97,8 +95,8 @@ def normal_half_width(n: Numbers, squares: Numbers, alpha: float, prior: float =
 
     infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
-    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + prior) / prior)) * 2 / n)
-    room = 1 - b * prior / (n + prior)
+    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
+    room = 1 - b * PRIOR / (n + PRIOR)
     is_finite = room > 0
     squared_half_width = squares * (b - 1) / (n * np.where(is_finite, room, 1.0))
     half_width = np.full(squares.shape, np.inf)
@@ -149,14 +147,6 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     return p
 
 
-@dataclass(frozen=True)
-class Stop:
-    """When measuring may end, and the decision then; both of shape (…)."""
-
-    count: NDArray[np.int64]  # values at which the sequence decides, or all of them
-    sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
-
-
 def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) -> Numbers:
     """Return the decision of the sequence after each value, for rows of log ratios, both (…, n).
 
@@ -184,17 +174,6 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
     is_decided = (is_up | is_down | is_same) & (number >= FEWEST_VALUES)
     sign = np.where(is_up, 1.0, np.where(is_down, -1.0, 0.0))
     return np.where(is_decided, sign, np.nan)
-
-
-def stop(
-    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
-) -> Stop:
-    """Return the first value after which the sequence decides, for rows of log ratios (…, n)."""
-    sign = signs(values, min_effect, alpha, one_sided=one_sided)
-    is_decided = ~np.isnan(sign)
-    # argmax of booleans is the index of the first True.
-    index = np.where(is_decided.any(axis=-1), is_decided.argmax(axis=-1), values.shape[-1] - 1)
-    return Stop(count=index + 1, sign=np.take_along_axis(sign, index[..., None], -1)[..., 0])
 
 
 def decide(

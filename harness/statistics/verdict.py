@@ -10,13 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from harness.statistics.estimate import Estimate
 from harness.statistics.interval import exp
-
-Numbers = NDArray[np.float64]
 
 ALPHA = 0.05
 Outcome = Literal["better", "worse", "same", "inconclusive"]
@@ -212,25 +207,13 @@ def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTe
     The i-th smallest is compared with alpha / (n - i + 1), up to the first that is not rejected; all
     larger ones stay at its level.
     """
-    order = np.argsort(p_values, kind="stable")
-    ascending = np.asarray(p_values, dtype=np.float64)[order]
-    remaining = len(ascending) - np.arange(len(ascending))  # tests at each step
-    levels = alpha / remaining
-    accepted = np.flatnonzero(ascending > levels)
-    if len(accepted):
-        levels[accepted[0] :] = levels[accepted[0]]
-    adjusted = np.minimum(np.maximum.accumulate(ascending * remaining), 1.0)
-    adjusted_in_order = _in_original_order(adjusted, order)
-    levels_in_order = _in_original_order(levels, order)
-    tests = []
-    for p, adjusted_p, level in zip(p_values, adjusted_in_order, levels_in_order, strict=True):
-        tests.append(CorrectedTest(p=adjusted_p, level=level, rejects=p <= level))
-    return tests
-
-
-def _in_original_order(ascending: Numbers, order: NDArray[np.intp]) -> list[float]:
-    """Return the values in their order before they were sorted; `order` is the argsort."""
-    values = np.empty_like(ascending)
-    values[order] = ascending
-    listed: list[float] = values.tolist()
-    return listed
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    tests: dict[int, CorrectedTest] = {}
+    adjusted, level, has_accepted = 0.0, alpha, False
+    for remaining, index in zip(range(len(order), 0, -1), order, strict=True):
+        adjusted = max(adjusted, min(1.0, remaining * p_values[index]))
+        if not has_accepted:
+            level = alpha / remaining
+            has_accepted = p_values[index] > level
+        tests[index] = CorrectedTest(p=adjusted, level=level, rejects=not has_accepted)
+    return [tests[index] for index in range(len(p_values))]

@@ -25,8 +25,8 @@ from harness.gate.paired import (
     run_paired,
     summarize_pairs,
 )
-from harness.statistics.sequential import stop
 from tests.factories import make_cell
+from tests.statistics.traces import stop
 
 CELL = make_cell()
 STEP = 0.005  # seconds

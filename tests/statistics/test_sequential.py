@@ -17,9 +17,8 @@ from harness.statistics.sequential import (
     log_ratio,
     normal_half_width,
     running_moments,
-    stop,
 )
-from tests.statistics.traces import DIFFERENCES, Numbers
+from tests.statistics.traces import DIFFERENCES, Numbers, stop
 
 ROWS = 2000
 

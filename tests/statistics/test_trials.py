@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.statistics.interval import mean_interval
-from harness.statistics.trials import independent_values
+from harness.statistics.interval import mean_by_seed, mean_interval
 
 TRIES = 4000
 
@@ -20,10 +19,13 @@ def test_interval_covers_the_mean_over_seeds(seeds: int, repeats: int, seed_spre
     seed_of_value = np.repeat(np.arange(seeds), repeats).tolist()
     covers = 0
     for row in values.tolist():
-        low, high = mean_interval(independent_values(row, seed_of_value)).bounds or (0.0, 0.0)
+        low, high = mean_interval(list(mean_by_seed(row, seed_of_value).values())).bounds or (
+            0.0,
+            0.0,
+        )
         covers += low <= 0 <= high
     assert covers / TRIES >= 0.93
 
 
 def test_repeats_of_one_seed_are_one_value() -> None:
-    assert independent_values([1.0, 3.0], [7, 7]) == [2.0]
+    assert mean_by_seed([1.0, 3.0], [7, 7]) == {7: 2.0}

@@ -1,12 +1,15 @@
-"""Traces and differences with a known mean."""
+"""Traces and differences with a known mean, and when a sequence of them decides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from harness.statistics.sequential import signs
 
 Numbers = NDArray[np.float64]
 
@@ -74,3 +77,22 @@ DIFFERENCES: dict[str, Differences] = {
     "skewed by 3.3": _most_skewed,
     "neighbors correlated, AR(1) 0.3": correlated(0.3),
 }
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When measuring may end, and the decision then; both of shape (…)."""
+
+    count: NDArray[np.int64]  # values at which the sequence decides, or all of them
+    sign: Numbers  # +1 for up, -1 for down, 0 for the same, NaN for undecided
+
+
+def stop(
+    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
+) -> Stop:
+    """Return the first value after which the sequence decides, for rows of log ratios (…, n)."""
+    sign = signs(values, min_effect, alpha, one_sided=one_sided)
+    is_decided = ~np.isnan(sign)
+    # argmax of booleans is the index of the first True.
+    index = np.where(is_decided.any(axis=-1), is_decided.argmax(axis=-1), values.shape[-1] - 1)
+    return Stop(count=index + 1, sign=np.take_along_axis(sign, index[..., None], -1)[..., 0])

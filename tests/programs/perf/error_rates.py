@@ -16,17 +16,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from harness.core.paths import write_atomically
-from harness.statistics.interval import share_interval
 from harness.statistics.sequential import (
     confidence_sequence,
     normal_half_width,
     running_moments,
-    stop,
 )
 from tests.programs.perf.results import FOLDER, Conditions, Watch, write_results
-from tests.statistics.traces import DIFFERENCES, Numbers
+from tests.statistics.traces import DIFFERENCES, Numbers, stop
 from tests.support.tree import TOP
 
 QUICK_FOLDER = TOP / "build" / "bench"
@@ -55,7 +54,7 @@ class Share:
         """Return `4.1% [3.8, 4.4]`, or a dash without tries."""
         if not self.tries:
             return "–"
-        low, high = share_interval(self.count, self.tries)
+        low, high = binomtest(self.count, self.tries).proportion_ci()
         return f"{self.count / self.tries:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
 
 

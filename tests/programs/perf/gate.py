@@ -19,13 +19,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binomtest
 
 from harness.core.errors import parse_percentage
 from harness.core.worktree import Tree
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
-from harness.statistics.interval import share_interval
 from harness.statistics.verdict import ALPHA
 from tests.support.repository import Repository
 
@@ -75,7 +75,7 @@ def tries(
 def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
     """How many were right, with a 95% interval (Clopper and Pearson)."""
     verdicts = Counter(result.verdict for result in results)
-    low, high = share_interval(verdicts["slower"], len(results))
+    low, high = binomtest(verdicts["slower"], len(results)).proportion_ci()
     spent = np.median([result.seconds for result in results])
     return (
         f"{slower:.1%} slower found within {seconds:g} s:"
