@@ -54,25 +54,6 @@ def export(
             "--batch-size", metavar="N[,…]", help="The samples of a call, to measure latency."
         ),
     ] = "1,32",
-    calls: Annotated[
-        int,
-        typer.Option(
-            "--calls",
-            min=0,
-            max=1_000_000,
-            help="Calls at each batch size; 0: measure no latency.",
-        ),
-    ] = 200,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance",
-            min=0.0,
-            metavar="X",
-            help="The largest difference of an output from eager mode.  [default: ten times the"
-            " rounding error of eager mode]",
-        ),
-    ] = None,
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
 ) -> None:
@@ -90,16 +71,9 @@ def export(
     results_folder = Results(results)
     record, folder = find_trial(results_folder, trial, only, best=best)
     trial_folder = TrialFolder(folder)
+    profile = load_local_profile(cluster)
     with spinner(f"{record.trial.id}:"):
-        exported = export_trial(
-            record,
-            trial_folder,
-            formats,
-            load_local_profile(cluster),
-            tolerance=tolerance,
-            batch_sizes=sizes,
-            calls=calls,
-        )
+        exported = export_trial(record, trial_folder, formats, profile, sizes)
     show_export(exported, trial_folder)
     print_collect(results_folder, record.sweep)
 

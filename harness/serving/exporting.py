@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.core.errors import BadInput, did_you_mean
@@ -18,21 +18,20 @@ from harness.launch.unmeasured import run_unmeasured
 from harness.records.record import Record
 from harness.serving.record import (
     FORMATS,
+    ORDER_FILE,
     ExportOrder,
     FormatName,
     TrialExport,
     read_export,
-    write_order,
 )
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
-from harness.training.best import WEIGHTS_FILE, BestSeal, read_best
 
 TIMEOUT = 3600.0  # seconds for the process
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # The axes of training that a model keeps when it serves. All others decide how it was trained:
-# several ranks, a compiler, or autocast, whose parameters are fp32 too.
+# several ranks, a compiler, or precisions, of which only the parameters remain.
 SERVED_AXES = ("batch_size", "channels_last", "num_threads")
 
 
@@ -52,71 +51,45 @@ def check_formats(names: Sequence[str]) -> list[FormatName]:
     return checked
 
 
-def find_checkpoint(record: Record, folder: Path) -> tuple[Path, BestSeal]:
-    """Return the checkpoint that a trial has kept in its folder, and its seal.
-
-    Every file of it is read. Raises BadInput for a trial that has kept none and for one of a
-    script, and BadFile for a checkpoint that is damaged.
-    """
-    record.trial.cell.workload.require_class()
-    relative_path = None if record.rank0 is None else record.rank0.checkpoint
-    if relative_path is None:
-        raise BadInput(
-            f"{record.trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
-            " harness run SWEEP --set checkpoint=best --force, which trains it again"
-        )
-    return folder / relative_path, read_best(folder / relative_path, record.trial.id)
-
-
 def export_trial(
     record: Record,
     folder: TrialFolder,
     formats: Sequence[FormatName],
     profile: Profile,
-    *,
-    tolerance: float | None,
     batch_sizes: Sequence[int],
-    calls: int,
 ) -> TrialExport:
-    """Export a trial's model to some formats.
+    """Export the best parameters that a trial has kept to some formats, and time calls of each.
 
     The models go into the trial's folder once all agree with eager mode, in place of earlier ones. Waits
-    until no other command measures on this machine. Raises BadInput as `find_checkpoint` does, and
-    HarnessError where a format can't hold the model or its file computes something else: what was exported
-    before stays, and so does a log that the error names.
+    until no other command measures on this machine. Raises BadInput for a trial that has kept no
+    parameters and for one of a script, and HarnessError where they are damaged, a format can't hold the
+    model or its file computes something else: what was exported before stays, and so does a log that the
+    error names.
     """
-    checkpoint, seal = find_checkpoint(record, folder.path)
-    assert record.rank0 is not None  # it has named the checkpoint
-    requested = TrialExport(
-        trial=record.trial.id,
-        at=time.time(),
-        step=seal.step,
-        weights=seal.files[WEIGHTS_FILE],
-        target=record.rank0.target.name,
-    )
-    order = ExportOrder(
-        export=requested,
-        checkpoint=str(checkpoint.absolute()),
-        formats=formats,
-        tolerance=tolerance,
-        batch_sizes=batch_sizes,
-        calls=calls,
-    )
-    base_folder = Path() if record.settings is None else Path(record.settings.base_folder)
-    with (
-        hold_machine(profile, f"harness export {requested.trial}"),
-        run_folder("export") as scratch,
-    ):
-        report_progress(f"exporting to {', '.join(formats)}")
-        done = run_unmeasured(
-            "export",
-            _as_served(record.trial),
-            base_folder,
-            profile,
-            TIMEOUT,
-            scratch,
-            lambda folder: write_order(folder, order),
+    trial = record.trial
+    trial.cell.workload.require_class()
+    checkpoint = None if record.rank0 is None else record.rank0.checkpoint
+    if checkpoint is None:
+        raise BadInput(
+            f"{trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
+            " harness run SWEEP --set checkpoint=best --force, which trains it again"
         )
+    order = ExportOrder(
+        checkpoint=str((folder.path / checkpoint).absolute()),
+        formats=formats,
+        batch_sizes=batch_sizes,
+    )
+
+    def write_order(process_folder: TrialFolder) -> None:
+        text = json.dumps(asdict(order))
+        (process_folder.path / ORDER_FILE).write_text(text, encoding="utf-8")
+
+    axes = Axes(**{name: trial.cell.axes.value(name) for name in SERVED_AXES})
+    served = Trial(cell=replace(trial.cell, axes=axes), seed=trial.seed)
+    base = Path() if record.settings is None else Path(record.settings.base_folder)
+    with hold_machine(profile, f"harness export {trial.id}"), run_folder("export") as scratch:
+        report_progress(f"exporting to {', '.join(formats)}")
+        done = run_unmeasured("export", served, base, profile, TIMEOUT, scratch, write_order)
         exported = read_export(done)
         assert exported is not None  # the process has succeeded
         # First beside the earlier one, so that there is never half of one.
@@ -126,12 +99,3 @@ def export_trial(
         shutil.rmtree(folder.export_folder, ignore_errors=True)
         aside.rename(folder.export_folder)
     return exported
-
-
-def _as_served(trial: Trial) -> Trial:
-    """Return the trial as its model is served: by one process, in the precision of its parameters."""
-    recorded = trial.cell.axes
-    axes = Axes(**{name: recorded.value(name) for name in SERVED_AXES})
-    if recorded.precision == "fp64":
-        axes = replace(axes, precision="fp64")
-    return Trial(cell=replace(trial.cell, axes=axes), seed=trial.seed)

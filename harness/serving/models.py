@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,17 +16,11 @@ from harness.serving.calls import CallShape
 
 # A model that was loaded: the tensors of its output, in eager mode's order.
 Served = Callable[..., list[Tensor]]
+Write = Callable[[nn.Module, CallShape, Path], Sequence[str]]
+Load = Callable[[Path, torch.device, int], Served]
 ONNX_FILE = "model.onnx"
 TORCH_FILE = "model.pt2"
 ONNX_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-
-
-@dataclass(frozen=True)
-class Exporter:
-    """How a model is written to a folder and loaded from it."""
-
-    write: Callable[[nn.Module, CallShape, Path], Sequence[str]]  # returns the inputs' names
-    load: Callable[[Path, torch.device, int], Served]  # with a number of threads
 
 
 def _write_torch(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[str]:
@@ -96,7 +89,9 @@ def _load_onnx(folder: Path, device: torch.device, threads: int) -> Served:
     return run
 
 
-EXPORTERS = {
-    "onnx": Exporter(_write_onnx, _load_onnx),
-    "torch-export": Exporter(_write_torch, _load_torch),
+# How a model is written to a folder, which returns the names of its inputs, and loaded from it for a
+# device and a number of threads.
+EXPORTERS: dict[str, tuple[Write, Load]] = {
+    "onnx": (_write_onnx, _load_onnx),
+    "torch-export": (_write_torch, _load_torch),
 }

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from harness.core.errors import NotApplied
 from harness.serving.calls import TrainedModel
 from harness.serving.models import Served
 from harness.serving.record import ExportParity
@@ -29,7 +28,7 @@ ROUNDINGS = 10.0
 class Comparison:
     """Replaces what the model returns by what the exported model does, and notes differences."""
 
-    def __init__(self, served: Served, exact: nn.Module | None) -> None:
+    def __init__(self, served: Served, exact: nn.Module) -> None:
         self.served = served
         self.exact = exact  # the model in fp64
         self.largest_difference = 0.0
@@ -43,10 +42,9 @@ class Comparison:
         for value, reference in zip(outputs, expected, strict=True):
             difference = largest_difference(value, reference)
             self.largest_difference = max(self.largest_difference, difference)
-        if self.exact is not None:
-            doubles = [value.double() if value.is_floating_point() else value for value in inputs]
-            for reference, value in zip(expected, tree_leaves(self.exact(*doubles)), strict=True):
-                self._note_rounding(reference, value)
+        doubles = [value.double() if value.is_floating_point() else value for value in inputs]
+        for reference, value in zip(expected, tree_leaves(self.exact(*doubles)), strict=True):
+            self._note_rounding(reference, value)
         return tree_unflatten(outputs, structure)
 
     def _note_rounding(self, reference: Tensor, exact: Tensor) -> None:
@@ -79,20 +77,13 @@ def largest_difference(output: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def compare(trained: TrainedModel, served: Served, tolerance: float | None) -> ExportParity:
+def compare(trained: TrainedModel, served: Served) -> ExportParity:
     """Evaluate the whole test set with both models, in batches of the cell's size.
 
-    `tolerance` is the largest difference that is allowed; None is ROUNDINGS times eager mode's own
-    rounding error, and one rounding at the scale of the outputs. Raises NotApplied if that can't be
-    measured, because the model is in fp64 already.
+    Allowed are ROUNDINGS times eager mode's own rounding error, and one rounding at the scale of the
+    outputs.
     """
-    dtype = next(trained.model.parameters()).dtype
-    exact = None
-    if tolerance is None:
-        if dtype == torch.float64:
-            raise NotApplied("fp64 has no higher precision to compare with; needed: --tolerance")
-        exact = copy.deepcopy(trained.model).double()
-    comparison = Comparison(served, exact)
+    comparison = Comparison(served, copy.deepcopy(trained.model).double())
     rows, served_rows = [], []
     count, size = len(trained.samples), trained.axes.batch_size
     for start in range(0, count, size):
@@ -100,14 +91,13 @@ def compare(trained: TrainedModel, served: Served, tolerance: float | None) -> E
         rows.append(trained.evaluate(indices))
         with trained.model.register_forward_hook(comparison.replace_output):
             served_rows.append(trained.evaluate(indices))
-    if tolerance is None:
-        tolerance = ROUNDINGS * comparison.rounding + torch.finfo(dtype).eps * comparison.scale
+    eps = torch.finfo(next(trained.model.parameters()).dtype).eps
     return ExportParity(
         samples=count,
         metrics=_metrics(trained.workload, torch.cat(rows)),
         exported_metrics=_metrics(trained.workload, torch.cat(served_rows)),
         largest_difference=comparison.largest_difference,
-        tolerance=tolerance,
+        tolerance=ROUNDINGS * comparison.rounding + eps * comparison.scale,
     )
 
 

@@ -1,23 +1,22 @@
-"""The file that `harness export` writes, parity and latency of a trial's exported models; and the order
-to the process that exports them.
+"""What `harness export` writes: parity and latency of a trial's exported models, and the order to the
+process that exports them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from harness.core.paths import TrialFolder, write_atomically
+from harness.core.paths import TrialFolder
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
-from harness.records.seal import sealed_text
 
 SCHEMA = 4
 EXPORT_FORMAT = FileFormat(
     name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )
-ORDER_FORMAT = FileFormat(name="order of an export", is_sealed=True)
+ORDER_FILE = "order.json"
 FormatName = Literal["onnx", "torch-export"]
 FORMATS: tuple[FormatName, ...] = ("onnx", "torch-export")
 
@@ -67,25 +66,16 @@ class TrialExport:
     step: Number  # of the checkpoint, whose parameters are exported
     weights: str  # the SHA-256 of the checkpoint's weights
     target: str  # the metric that the workload is trained towards
-    models: Sequence[ExportedModel] = ()
+    models: Sequence[ExportedModel]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOrder:
     """Export one checkpoint to some formats."""
 
-    export: TrialExport  # without models
     checkpoint: str  # its folder
     formats: Sequence[FormatName]
-    tolerance: Amount | None  # the largest difference allowed; None: by the rounding of eager mode
     batch_sizes: Sequence[Ordinal]  # whose latency is measured
-    calls: Number  # at each
-
-
-def write_export(folder: TrialFolder, export: TrialExport) -> None:
-    """Write the exports of a trial into its folder, sealed."""
-    folder.export_folder.mkdir(exist_ok=True)
-    write_atomically(folder.export_path, sealed_text(asdict(export)))
 
 
 def read_export(folder: TrialFolder) -> TrialExport | None:
@@ -93,13 +83,3 @@ def read_export(folder: TrialFolder) -> TrialExport | None:
     if not folder.export_path.exists():
         return None
     return decode_file(TrialExport, folder.export_path, EXPORT_FORMAT)
-
-
-def write_order(folder: TrialFolder, order: ExportOrder) -> None:
-    """Write the order of a process into its folder."""
-    write_atomically(folder.path / "order.json", sealed_text(asdict(order)), durable=False)
-
-
-def read_order(folder: TrialFolder) -> ExportOrder:
-    """Read the order of a process; raises BadFile."""
-    return decode_file(ExportOrder, folder.path / "order.json", ORDER_FORMAT)

@@ -6,23 +6,23 @@ import errno
 import hashlib
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from harness.analysis.parity import write_parity
-from harness.core.paths import Results, SweepFolder
+from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
 from harness.records.files import write_record
 from harness.records.record import RankFingerprints, Record
+from harness.records.seal import sealed_text
 from harness.serving.record import (
     ExportedModel,
     ExportParity,
     TrialExport,
-    write_export,
 )
 from harness.training.best import write_best
 from tests.factories import make_machine, make_record, with_ranks, write_sweep
@@ -85,7 +85,7 @@ def write_files_beside(folder: SweepFolder) -> None:
     trial_folder = folder.trial_folder(record.trial.id)
     weights = {"weight": torch.zeros(1, 1)}
     write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, {})
-    write_export(trial_folder, make_export(record))
+    write_atomically(trial_folder.export_path, sealed_text(asdict(make_export(record))))
     pins = "torch==2.13.0\n"
     path = folder.packages_path(hashlib.sha256(pins.encode()).hexdigest())
     path.parent.mkdir()

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.errors import HarnessError, NotApplied
+from harness.core.errors import NotApplied
 from harness.serving.calls import CallShape, TrainedModel, probe_calls
 from harness.serving.models import EXPORTERS
 from harness.serving.parity import compare, largest_difference
 from harness.serving.record import ExportParity
-from harness.serving.worker import check_parity
 from harness.spec.axes import Axes
 from tests.serving.blobs import SAMPLES, Blobs, Net, make_blobs, perturbed
 from tests.support.training import CPU
@@ -37,19 +36,15 @@ def trained(workload: Blobs, net: nn.Module) -> TrainedModel:
 
 def differs(parity: ExportParity) -> bool:
     """Return whether an export would be refused."""
-    try:
-        check_parity("onnx", parity)
-    except HarnessError:
-        return True
-    return False
+    return parity.largest_difference > parity.tolerance
 
 
 def held_against_eager(
-    serve: Callable[[Tensor], Tensor], tolerance: float | None = None, net: nn.Module | None = None
+    serve: Callable[[Tensor], Tensor], net: nn.Module | None = None
 ) -> ExportParity:
     """Compare a function with the net in eager mode."""
     served = lambda *inputs: [serve(*inputs)]  # noqa: E731
-    return compare(trained(make_blobs(), net or make_net()), served, tolerance)
+    return compare(trained(make_blobs(), net or make_net()), served)
 
 
 def test_the_same_model_is_the_same() -> None:
@@ -139,7 +134,7 @@ def test_whole_numbers_allow_nothing_more() -> None:
 
     def parity_of(model: nn.Module) -> ExportParity:
         served = lambda *inputs: list(model(*inputs))  # noqa: E731
-        return compare(trained(workload, net), served, None)
+        return compare(trained(workload, net), served)
 
     assert not differs(parity_of(net))
     assert parity_of(net).tolerance < 1e-4
@@ -156,9 +151,9 @@ def test_a_single_sample_that_disagrees_is_an_error(value: float) -> None:
         logits[(points == wrong).all(1), 2] += value
         return logits
 
-    with pytest.raises(HarnessError, match=r"^onnx: outputs differ .* by up to (1|inf), ") as error:
-        check_parity("onnx", held_against_eager(serve))
-    assert error.value.exit_code == 1
+    parity = held_against_eager(serve)
+    assert parity.largest_difference >= 1
+    assert differs(parity)
 
 
 def test_shapes_that_differ_are_infinitely_far_apart() -> None:
@@ -189,9 +184,9 @@ def test_single_samples_of_varying_length_are_exported_for_any_batch(tmp_path: P
 
     shape = probe_calls(calls_of, count=4, batch_size=1)
     model = nn.Softmax(dim=1)
-    exporter = EXPORTERS["torch-export"]
-    exporter.write(model, shape, tmp_path)
-    (output,) = exporter.load(tmp_path, CPU, 1)(torch.ones(4, 30))
+    write, load = EXPORTERS["torch-export"]
+    write(model, shape, tmp_path)
+    (output,) = load(tmp_path, CPU, 1)(torch.ones(4, 30))
     assert output.shape == (4, 30)
 
 
@@ -216,11 +211,11 @@ def test_texts_of_different_lengths_have_axes_of_different_names(
     shape = CallShape(example=example, varying=[frozenset({0, 1})] * 2)
     assert shape.describe(1) == "int64 (batch, axis_1_1)"
     model = TwoTexts().eval()
-    exporter = EXPORTERS["onnx"]
+    write, load = EXPORTERS["onnx"]
     with torch.no_grad():
-        exporter.write(model, shape, tmp_path)
+        write(model, shape, tmp_path)
         inputs = [torch.arange(2 * size).view(2, size) % 50 for size in (40, 3)]
-        (output,) = exporter.load(tmp_path, CPU, 1)(*inputs)
+        (output,) = load(tmp_path, CPU, 1)(*inputs)
         torch.testing.assert_close(output, model(*inputs))
 
 
@@ -231,7 +226,7 @@ class MaskedBlobs(Blobs):
 
 
 def test_a_model_that_is_called_by_keywords_is_refused() -> None:
-    with pytest.raises(NotApplied, match="calls the model with Tensor, mask; needed"):
+    with pytest.raises(NotApplied, match="calls the model with other things than tensors"):
         trained(MaskedBlobs(Settings(), Settings()), make_net()).calls([0])
     (inputs,) = trained(make_blobs(), make_net()).calls([0, 1])
     assert inputs[0].shape == (2, 4)
