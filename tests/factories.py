@@ -118,7 +118,7 @@ def make_record(
         failure=failure,
         violations=tuple(invalid),
         previous_failures=(),
-        summary=summarize(ranks, learned, cell.axes.batch_size, cell.warmup) if done else None,
+        summary=summarize(ranks, learned, cell) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         load_ranks=lambda: ranks,
         load_losses=lambda: losses_of(ranks),
@@ -152,7 +152,7 @@ def with_throughput(record: Record, throughput: float) -> Record:
         seconds = _scaled(rank.step_seconds, slower)
         ranks.append(replace(rank, step_seconds=seconds, step_phases=phases))
     cell = record.trial.cell
-    summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
+    summary = summarize(ranks, record.rank0, cell)
     # Without the rounding errors of the series.
     return with_ranks(record, ranks, summary=replace(summary, throughput=throughput))
 

@@ -67,7 +67,11 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     file = base / Path(location).expanduser()
     if location.endswith(".py"):
         folders.insert(0, str(file.parent))
-        finder.run_script(str(file))
+        name = _module_name(file, folders)
+        if name in OUR_PACKAGES or "." not in name:
+            finder.run_script(str(file))
+        else:  # so that its relative imports are followed
+            finder.import_hook(name)
     else:
         if package in OUR_PACKAGES:
             folders[:] = [str(Path(__file__).parents[1])]
@@ -84,6 +88,15 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     names = {name.partition(".")[0] for name in finder.badmodules}
     packages = names.difference(sys.stdlib_module_names, finder.modules)
     return CodeSource(file, dict(sorted(files.items())), sorted(packages))
+
+
+def _module_name(file: Path, folders: list[str]) -> str:
+    """Return the name of a file as a module of its package, whose own folder is searched from now on."""
+    name, folder = file.stem, file.parent
+    while (folder / "__init__.py").is_file():
+        name, folder = f"{folder.name}.{name}", folder.parent
+    folders.append(str(folder))
+    return name
 
 
 def _search_path(base: Path) -> list[str]:

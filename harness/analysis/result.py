@@ -368,7 +368,7 @@ def _improvements(record: Record, report: Rank0Report) -> list[MetricPoint]:
 def window_seconds(record: Record) -> Numbers:
     """Return the seconds of each measured step of the rank that took longest, shape (steps,)."""
     ranks = record.ranks
-    return slowest_rank_seconds(ranks, measured_window(ranks, record.trial.cell.warmup).mask)
+    return slowest_rank_seconds(ranks, measured_window(ranks, record.trial.cell).mask)
 
 
 @lru_cache(KEPT_ENVIRONMENTS)

@@ -45,6 +45,19 @@ class Tree:
             return path.absolute()
         return self.path / real_path.relative_to(real_top)
 
+    def link_what_git_has_not(self) -> None:
+        """Link what is in the working tree and in no revision, such as data, but code and caches.
+
+        So a script reads `data/x` here as at home. A file of this tree stays as it is.
+        """
+        listed = run_git(self.top, "ls-files", "--others", "--directory", "-z").stdout
+        for name in filter(None, listed.split("\0")):
+            link, target = self.path / name, self.top / name
+            is_apart = target.name == "__pycache__" or target.suffix == ".py"
+            if not is_apart and not os.path.lexists(link):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(target)
+
     @property
     def python_path(self) -> str:
         """Return the PYTHONPATH of a process that runs this tree's code.
@@ -94,11 +107,17 @@ def resolve_commit(repository: Path, revision: str, argument: str = "--against")
 
 @contextmanager
 def checked_out(
-    repository: Path, revision: str, folder: Path, argument: str = "--against"
+    repository: Path,
+    revision: str,
+    folder: Path,
+    argument: str = "--against",
+    *,
+    is_linked: bool = True,
 ) -> Iterator[Tree]:
     """Check a revision out in `folder` for as long as the context lasts.
 
-    Raises BadInput, which names the command line's argument.
+    `is_linked` says whether `link_what_git_has_not` is called. Raises BadInput, which names the command
+    line's argument.
     """
     commit = resolve_commit(repository, revision, argument)
     context = f"{argument} {revision}"
@@ -110,7 +129,10 @@ def checked_out(
             run_git(repository, "worktree", "remove", "--force", "--force", str(path))
     try:
         _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
-        yield Tree(name=revision, top=repository, path=folder)
+        tree = Tree(name=revision, top=repository, path=folder)
+        if is_linked:
+            tree.link_what_git_has_not()
+        yield tree
     finally:
         # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
         # interrupted.

@@ -242,7 +242,7 @@ def _steps_of(record: Record) -> list[dict[str, Any]]:
     """Return the columns of the steps of each rank of a trial, each of shape (steps,) or one value."""
     measured = None
     if record.summary is not None:
-        measured = measured_window(record.ranks, record.trial.cell.warmup).mask
+        measured = measured_window(record.ranks, record.trial.cell).mask
     parts = []
     for rank in record.ranks:
         if rank.step_seconds is None:

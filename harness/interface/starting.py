@@ -66,7 +66,7 @@ def start_from_script(script: Path, arguments: Sequence[str]) -> list[Path]:
     except (ValueError, SyntaxError) as error:
         raise BadInput(str(error)) from None
     options = declared_options(script.read_text(encoding="utf-8"))
-    return _write({script.with_suffix(".yaml"): sweep_text(script.name, arguments, options)})
+    return _write({script.with_suffix(".yaml"): sweep_text(script, arguments, options)})
 
 
 def declared_options(text: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def declared_options(text: str) -> dict[str, str]:
     return options
 
 
-def sweep_text(script: str, arguments: Sequence[str], options: Mapping[str, str]) -> str:
+def sweep_text(script: Path, arguments: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the commented sweep file that runs a script as it is.
 
     Of the script's `options` those for a seed and a batch size get the values of the trial, unless
@@ -88,7 +88,7 @@ def sweep_text(script: str, arguments: Sequence[str], options: Mapping[str, str]
     filled = list(arguments)
     axes = ""
     for name, default in options.items():
-        if name not in given and name.strip("-") == "seed":
+        if name not in given and name.strip("-").lower() in ("seed", "manualseed", "manual-seed"):
             filled += [name, "{seed}"]
         if name not in given and name.strip("-").replace("_", "-") == "batch-size" and default:
             filled += [name, "{batch_size}"]
@@ -98,9 +98,11 @@ def sweep_text(script: str, arguments: Sequence[str], options: Mapping[str, str]
         # Braces need no quotes: the command line is split as a shell does, and not run by one.
         is_plain = PLACEHOLDER.search(word) and " " not in word
         words.append(word if is_plain else shlex.quote(word))
+    # Every example is called main.
+    name = script.absolute().parent.name if script.stem == "main" else script.stem
     return SWEEP.format(
-        name=_quoted(safe_folder_name(Path(script).stem)),
-        script=_quoted(script),
+        name=_quoted(safe_folder_name(name)),
+        script=_quoted(script.name),
         arguments=_quoted(" ".join(words)),
         axes=axes,
     )

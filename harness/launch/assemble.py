@@ -14,7 +14,7 @@ from harness.core.text import ranges
 from harness.hardware.machine import Machine
 from harness.hardware.mfu import mfu_numbers
 from harness.measure.numbers import trial_numbers
-from harness.measure.summary import reported_samples, summarize
+from harness.measure.summary import summarize
 from harness.measure.validity import violations
 from harness.records.assignment import Assignment
 from harness.records.environment import Environment
@@ -30,7 +30,6 @@ from harness.records.record import (
     Summary,
     losses_of,
 )
-from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.validity import ValidityRules
 from harness.training.order import join_digests
 
@@ -89,8 +88,7 @@ def assemble(
     rank0, environment = files.rank0_parts
     if failure is None and rank0 is not None:
         cell = trial.cell
-        samples, unit = _samples_of_step(cell, ranks)
-        summary = summarize(ranks, rank0, samples, cell.warmup, unit)
+        summary = summarize(ranks, rank0, cell)
         order_sums = [result.order_sums for result in ranks]
         if not cell.workload.is_script:
             order_digest = join_digests(order_sums)
@@ -139,21 +137,10 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         interruptions=tuple(ranks[0].interruptions) if ranks else (),
         checkpoint_problems=tuple(problems),
         may_vary=tuple(warnings),
+        notes=tuple(ranks[0].notes) if ranks else (),
     )
     numbers = {**trial_numbers(record, ranks), **mfu_numbers(record, ranks, peaks)}
     return replace(record, numbers=numbers)
-
-
-def _samples_of_step(cell: Cell, ranks: Sequence[RankResult]) -> tuple[float, ThroughputUnit]:
-    """Return how many samples a step has, and the unit of throughput: steps/s where it is unknown.
-
-    Those of a script are counted or reported; what it gets as its batch size may be anything.
-    """
-    reported = reported_samples(ranks)
-    if reported:
-        return reported, "samples/s"
-    is_known = cell.throughput_unit == "samples/s"
-    return cell.axes.batch_size if is_known else 1, cell.throughput_unit
 
 
 def _uneven_steps(ranks: Sequence[RankResult]) -> Failure | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.measure.steady import find_steady
+from harness.measure.steady import Steady, find_steady
 from harness.records.record import (
     Numbers,
     Rank0Report,
@@ -21,7 +21,7 @@ from harness.records.record import (
     losses_of,
     mean_loss,
 )
-from harness.spec.cell import ThroughputUnit
+from harness.spec.cell import Cell
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
 MAX_NODES = 64  # of which a summary has the time of a step, so that it stays small
@@ -40,9 +40,7 @@ class Window:
 def summarize(
     ranks: Sequence[RankResult],
     rank0: Rank0Report,
-    batch_size: float,
-    warmup: int,
-    unit: ThroughputUnit = "samples/s",
+    cell: Cell,
 ) -> Summary:
     """Return the figures of a trial.
 
@@ -50,11 +48,16 @@ def summarize(
     - A step takes as long as at its slowest rank.
     - The share of a phase is of the time of all ranks together.
 
-    `batch_size` counts the samples of a global batch, or is 1 for throughput in steps/s; the first
-    `warmup` steps are never in the window. What could not be measured is None.
+    Samples of a script are counted or reported, or throughput is in steps/s: what it gets as its batch
+    size may be anything. What could not be measured is None.
     """
     step_seconds = _step_seconds(ranks)
-    window = measured_window(ranks, warmup)
+    window = measured_window(ranks, cell)
+    batch_size, unit = reported_samples(ranks), cell.throughput_unit
+    if batch_size:
+        unit = "samples/s"
+    else:
+        batch_size = 1 if cell.workload.is_script else cell.axes.batch_size
     window_steps = int(window.mask.sum())
     figures: dict[str, Any] = {}
     if window_steps >= MIN_WINDOW_STEPS:
@@ -102,8 +105,11 @@ def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -
     return seconds
 
 
-def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
+def measured_window(ranks: Sequence[RankResult], cell: Cell) -> Window:
     """Return the window of a trial, given the results of its ranks.
+
+    That of a script is all that follows the warm-up. It may evaluate in a step, which can't be told, and a
+    window that is searched would have the evaluation in one trial and not in another.
 
     A step takes as long as at its slowest rank. Steps that were fingerprinted, or that a loader has
     fetched for in an untimed pause, are never in the window, and whether the others are does not depend
@@ -122,24 +128,32 @@ def measured_window(ranks: Sequence[RankResult], warmup: int) -> Window:
     if has_phases.sum() < count / 2:
         is_timed &= ~has_phases
     timed_before = [int(is_timed[:step].sum()) for step in resumed_at]
-    window = find_window(seconds[is_timed], warmup, timed_before)
+    is_searched = not cell.workload.is_script
+    window = find_window(seconds[is_timed], cell.warmup, timed_before, is_searched=is_searched)
     # A step that is not timed is in the part of the trial that the next one is in that is.
     next_timed = np.cumsum(is_timed) - is_timed
     is_measured = np.append(window.mask, False)[next_timed]
     return Window(is_measured & is_timed, window.settled, is_measured & has_phases)
 
 
-def find_window(seconds: Numbers, warmup: int, resumed_at: Sequence[int]) -> Window:
+def find_window(
+    seconds: Numbers, warmup: int, resumed_at: Sequence[int], *, is_searched: bool = True
+) -> Window:
     """Return the window of steps of the given durations, shape (steps,).
 
     It has the steady part of every attempt; attempts after the first begin at the steps
     `resumed_at`. The first `warmup` steps of an attempt are never in it. An attempt that is too
     short to decide on may be warm-up throughout, and counts only if all attempts are that short.
+    Without `is_searched` all that follows the warm-up is in it, and settled if all of it is steady.
     """
     attempts = list(itertools.pairwise([0, *resumed_at, len(seconds)]))
-    steady_parts = [
-        find_steady(seconds[start:end], min(warmup, end - start)) for start, end in attempts
-    ]
+    steady_parts = []
+    for start, end in attempts:
+        first = min(warmup, end - start)
+        steady = find_steady(seconds[start:end], first)
+        if not is_searched and steady.first_step > first:
+            steady = Steady(first, settled=False)
+        steady_parts.append(steady)
     decided = [steady.settled for steady in steady_parts if steady.settled is not None]
     mask = np.zeros(len(seconds), dtype=bool)
     for (start, end), steady in zip(attempts, steady_parts, strict=True):

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0  # seconds
 JOIN_TIMEOUT = 5.0  # seconds that the thread has to end
+MIN_METERED = 5.0  # seconds of segments below which the lag of an energy counter matters
 
 
 class TelemetrySampler:
@@ -47,10 +48,10 @@ class TelemetrySampler:
         # A daemon, so that a thread that hangs in a driver does not keep the process alive.
         self.thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
         self._ended = threading.Event()
-        # The host's counters at the beginning of the segment, None outside those that count.
+        # The counters at the beginning of the segment, None outside those that count.
         self._segment: dict[str, float] | None = None
         self._steps_begun = 0  # those of the warm-up, too
-        # Of the segments that count: steps, and what was added to the host's counters.
+        # Of the segments that count: steps, and what was added to the counters.
         self._steps = 0
         self._spent: Counter[str] = Counter()
         # Of the samples: moments, in seconds since the epoch, and readings.
@@ -58,9 +59,6 @@ class TelemetrySampler:
         self._readings: list[dict[str, float]] = []
         self._throttled: list[set[str]] = []  # of the samples of which it is known
         self._foreign_processes: set[str] | None = None  # that any sample saw; None if unknown
-        # The segment of the last sample of the GPU's energy, the moment, and the joules.
-        self._last_energy: tuple[object, float, float] = (None, 0.0, 0.0)
-        self._joules, self._metered_seconds = 0.0, 0.0  # between two samples of a segment
 
     def __enter__(self) -> TelemetrySampler:
         self.thread.start()
@@ -77,19 +75,25 @@ class TelemetrySampler:
     def begin_segment(self) -> None:
         """Begin a segment of nothing but training."""
         if self._steps_begun >= self.warmup:
-            self._segment = self.attempt("host counters", lambda: core_seconds(self.cores))
+            self._segment = self._read_counters()
 
     def end_segment(self, steps: int) -> None:
         """End the segment, which has trained for `steps` steps."""
         self._steps_begun += steps
         before, self._segment = self._segment, None
-        if before is None:
-            return
-        after = self.attempt("host counters", lambda: core_seconds(self.cores))
-        if after is not None:
+        if before is not None:
             self._steps += steps
-            self._spent.update(after)
+            self._spent.update(self._read_counters())
             self._spent.subtract(before)
+
+    def _read_counters(self) -> dict[str, float]:
+        """Return the counters of the host and of the GPU's energy, as far as they can be read."""
+        counters = self.attempt("host counters", lambda: core_seconds(self.cores)) or {}
+        if self.gpu is not None:
+            joules = self.attempt("gpu energy", self.gpu.joules)
+            if joules is not None:
+                counters["joules"] = joules
+        return counters
 
     def report(self) -> record.Telemetry:
         """Return all that was measured so far."""
@@ -106,20 +110,20 @@ class TelemetrySampler:
             throttled = {}
             for name in THROTTLING:
                 throttled[name] = float(np.mean([name in reasons for reasons in self._throttled]))
-        foreign = self._foreign_processes
-        seconds = self._spent["wall"]
-        joules = None
-        if self._metered_seconds and self._steps:
-            joules = self._joules / self._metered_seconds * seconds
+        foreign = None if self._foreign_processes is None else sorted(self._foreign_processes)
+        seconds, joules = self._spent["wall"], self._spent.get("joules")
+        # NVML updates its counter only every 20 to 100 ms (Yang, Adamek and Armour, SC 2024,
+        # arXiv:2312.02741), and it may be reset.
+        is_metered = joules is not None and joules >= 0 and seconds >= MIN_METERED
         return record.Telemetry(
             seconds=seconds,
             steps=self._steps,
             sample_times=np.array(self._times[:count], dtype=np.float64),
             readings=readings,
             shares=core_shares(self._spent),
-            joules=joules,
+            joules=joules if is_metered else None,
             throttled=throttled,
-            foreign_processes=None if foreign is None else sorted(foreign),
+            foreign_processes=foreign,
             errors=dict(self.errors),
         )
 
@@ -140,11 +144,10 @@ class TelemetrySampler:
 
     def _take_sample(self, segment: object, gpu: NvmlGpu | None) -> None:
         """Read everything once; drop it if the segment ends before that is done."""
-        at, moment = time.time(), time.perf_counter()
+        at = time.time()
         readings = self.attempt("host", host_gauges) or {}
-        joules = throttled = foreign = None
+        throttled = foreign = None
         if gpu is not None:
-            joules = self.attempt("gpu energy", gpu.joules)
             readings |= self.attempt("gpu", gpu.gauges) or {}
             throttled = self.attempt("gpu throttle reasons", gpu.throttle_reasons)
             foreign = self.attempt("gpu processes", gpu.foreign_processes)
@@ -156,14 +159,6 @@ class TelemetrySampler:
             self._throttled.append(throttled)
         if foreign is not None:
             self._foreign_processes = (self._foreign_processes or set()) | foreign
-        if joules is not None:
-            # NVML updates its counter only every 20 to 100 ms (Yang, Adamek and Armour, SC 2024,
-            # arXiv:2312.02741); over several seconds the lags average out.
-            last_segment, last_moment, last_joules = self._last_energy
-            if last_segment is segment and joules >= last_joules:  # else it was reset in between
-                self._joules += joules - last_joules
-                self._metered_seconds += moment - last_moment
-            self._last_energy = (segment, moment, joules)
 
 
 def telemetry_for(

@@ -341,6 +341,7 @@ class RankResult:
     environment: Environment | None = None
     fingerprints: RankFingerprints | None = None  # None where the sweep wants none
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
+    notes: Sequence[str] = ()  # what to know of a script: a line each
 
     @property
     def fingerprinted_steps(self) -> list[int]:
@@ -444,6 +445,7 @@ class Outcome:
     # Checkpoints that attempts did not go on from, or that could not be written, and why.
     checkpoint_problems: tuple[str, ...] = ()
     may_vary: tuple[str, ...] = ()  # what torch said of operations in deterministic mode
+    notes: tuple[str, ...] = ()  # what to know of a script
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None
     lane: Lane = field(default_factory=Lane)  # that it ran in

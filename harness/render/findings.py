@@ -74,6 +74,7 @@ def remarks(result: SweepResult, records: Sequence[Record], name: CellName) -> l
         ("open", _mixture_remarks(result.cells)),
         ("open", _pairing_remarks(result)),
         ("open", _unsettled_remarks(records, name)),
+        ("open", _script_remarks(records, name)),
         ("open", _clock_remarks(records)),
         ("quiet", _too_few_remarks(result.cells)),
     ]
@@ -167,6 +168,31 @@ def _unsettled_remarks(records: Sequence[Record], name: CellName) -> list[str]:
         f"{len(unsettled)} of {counted(len(measured), 'trial')} never settled"
         f" ({listed(names, MAX_NAMES)}); raise length or warmup"
     ]
+
+
+def _script_remarks(records: Sequence[Record], name: CellName) -> list[str]:
+    """Say of which scripts seeds had no effect, and whose trials took other numbers of steps."""
+    by_cell: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == "done" and record.trial.cell.workload.is_script:
+            by_cell.setdefault(record.trial.cell.id, []).append(record)
+    remarks = []
+    for trials in by_cell.values():
+        cell = name(trials[0].trial.cell)
+        reports = [record.rank0 for record in trials if record.rank0 is not None]
+        seeds = {record.trial.seed for record in trials}
+        if len(seeds) > 1 and len({report.parameter_digest for report in reports}) == 1:
+            remarks.append(
+                f"{cell}: all {len(seeds)} seeds computed the same bits: the script seeds itself; hand it"
+                " {seed}"
+            )
+        steps = sorted({report.steps_per_epoch for report in reports})
+        if len(steps) > 1:
+            remarks.append(
+                f"{cell}: its trials took {steps[0]} to {steps[-1]} steps; where they go on from files of"
+                " an earlier one, hand it {folder} for what it writes"
+            )
+    return remarks
 
 
 def _clock_remarks(records: Sequence[Record]) -> list[str]:

@@ -142,8 +142,8 @@ def stop_note(record: Record) -> str | None:
 
 
 def nondeterminism_notes(record: Record) -> list[str]:
-    """Return what torch said of operations that may vary in a deterministic trial, each text once."""
-    return [f"may vary between runs: {note}" for note in record.may_vary]
+    """Return what may vary in a deterministic trial, as torch said, and what to know of a script."""
+    return [*(f"may vary between runs: {note}" for note in record.may_vary), *record.notes]
 
 
 def is_contended(record: Record) -> bool:

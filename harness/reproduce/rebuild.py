@@ -53,6 +53,9 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     else:
         entry["arguments"] = list(workload.arguments or ())
         entry["target"] = None if workload.target is None else asdict(workload.target)
+        entry |= {"module": workload.module, "launch": workload.launch}
+        if workload.module is not None:
+            del entry["uses"]
     # The source is a path in the base folder, because the planner takes the folder from there.
     source = str(base / f"record of {cell.id}")
     document = Document(content={"workloads": {workload.label: entry}}, sources={(): source})

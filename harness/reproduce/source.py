@@ -229,7 +229,8 @@ def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tr
     source = choice.source
     assert choice.repository is not None
     assert source.commit is not None
-    with checked_out(choice.repository, source.commit, folder, ARGUMENT) as tree:
+    repository, commit = choice.repository, source.commit
+    with checked_out(repository, commit, folder, ARGUMENT, is_linked=False) as tree:
         if source.dirty and source.diff:
             with tempfile.NamedTemporaryFile(suffix=".diff") as file:
                 file.write(source.diff)
@@ -240,4 +241,5 @@ def _checked_out_with_changes(choice: SourceChoice, folder: Path) -> Iterator[Tr
                     f"{ARGUMENT}: {source.name}: the recorded changes don't apply:"
                     f" {one_line(done.stderr)}; allowed: --code here"
                 )
+        tree.link_what_git_has_not()  # after the changes, some of which are new files
         yield tree

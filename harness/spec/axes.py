@@ -23,7 +23,7 @@ from typing import (
 )
 
 from harness.core.validation import UNIONS
-from workloads.settings import Between, Count, Rate
+from workloads.settings import Between, Count
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
 # imports only the class of the strategy that a trial uses, so this table imports no torch.
@@ -160,7 +160,7 @@ class Axes:
     # Torch's parameters `foreach` and `fused`; for-loop is both of them false.
     optimizer_impl: Literal["recipe", "for-loop", "foreach", "fused"] = "recipe"
     # The learning rate before `lr_scaling`, and the highest that a schedule reaches.
-    lr: Rate | None = None
+    lr: Annotated[float, Between(1e-8)] | None = None  # a script's own may be any
     # The linear scaling rule of Goyal et al. 2017 (arXiv:1706.02677).
     lr_scaling: Literal["none", "linear"] = "none"
     # A name that the sweep declares; the cell has what it stands for. Ranks of other interpreters

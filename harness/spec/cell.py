@@ -166,6 +166,10 @@ class Fingerprints:
     every: Count | None = None  # and every this many steps
 
 
+# How a script would be started by hand; `python` sets none of torchrun's variables.
+Launch = Literal["torchrun", "python"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportedTarget:
     """The metric of a script that its trials are compared by: one that it reports by this name."""
@@ -199,6 +203,8 @@ class WorkloadRef:
     # Of a script, with placeholders as in `{lr}`; None for a class.
     arguments: Sequence[str] | None = None
     target: ReportedTarget | None = None  # of a script; None where it reports no metric
+    module: str | None = None  # that a script runs as, with its package: `torchrun -m pkg.train`
+    launch: Launch = "torchrun"  # whose variables a script gets
 
     @property
     def is_script(self) -> bool:

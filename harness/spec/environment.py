@@ -19,14 +19,18 @@ Variables = Mapping[str, str | None]  # name -> value; None: unset
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # that a shell can set too
 MAX_VALUE = 1000  # characters; labels and tables show the value
 ALLOWED_VALUES = "text, a whole number, or null for unset"
+# What torchrun sets for its ranks.
+OF_TORCHRUN = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w+)$"
+)
 # Variables that the harness or a launcher sets, or that would change what the harness believes of
 # the machine.
 RESERVED = re.compile(
-    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES"
+    r"(CUDA_VISIBLE_DEVICES"
     r"|(OMP|MKL|OPENBLAS)_NUM_THREADS"  # which follow the axis num_threads
     r"|PYTHON(HOME|PATH|UNBUFFERED)|(TORCHINDUCTOR|TRITON)_CACHE_DIR)$"
 )
-RESERVED_PREFIXES = ("HARNESS_", "TORCHELASTIC_", *OPTION_PREFIXES, *JOB_PREFIXES)
+RESERVED_PREFIXES = ("HARNESS_", *OPTION_PREFIXES, *JOB_PREFIXES)
 
 
 def variable_of(axis: str) -> str | None:
@@ -47,7 +51,8 @@ def problem_of_variable(name: str) -> str | None:
     """Return why a variable can't be an axis, None if it can."""
     if not NAME.fullmatch(name):
         return f"found the name {name!r}; allowed: letters, digits and _, no digit first"
-    if RESERVED.match(name) or name.startswith(RESERVED_PREFIXES):
+    patterns = (RESERVED, OF_TORCHRUN)
+    if any(pattern.match(name) for pattern in patterns) or name.startswith(RESERVED_PREFIXES):
         return (
             "found a variable that the harness or a launcher sets;"
             " allowed: variables that nothing else sets"

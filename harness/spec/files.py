@@ -17,15 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import CodeChanged, DataChanged, HarnessError
 from harness.core.paths import write_atomically
 from harness.core.validation import Key
-from harness.spec.cell import WorkloadCode, WorkloadRef
+from harness.spec.cell import PLACEHOLDER, WorkloadCode, WorkloadRef
 from workloads.catalog import find_source
 from workloads.code import CodeSource
 from workloads.importing import user_files
@@ -39,6 +39,8 @@ SHOWN_DIGITS = 12  # of a digest
 REMEMBERED_BYTES = 2**20  # of the smallest file whose digest is kept between commands
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
 Files = list[tuple[str, Path]]  # with the names that count
+# What the names of files end with that configure a script.
+CONFIGURATION = {".cfg", ".conf", ".ini", ".json", ".py", ".toml", ".yaml", ".yml"}
 
 
 def describe_code(source: CodeSource) -> WorkloadCode:
@@ -193,13 +195,28 @@ def describe_state(files: Files) -> str:
     return digest.hexdigest()
 
 
-def check_files(reference: WorkloadRef, options: Settings, data: Settings) -> None:
+def named_files(
+    arguments: Sequence[str], options: Mapping[str, Any], base: Path
+) -> dict[str, Files]:
+    """Return the configuration files that the arguments of a script name, by their words.
+
+    Files of other kinds may be data, or what it writes.
+    """
+    files: dict[str, Files] = {}
+    for argument in arguments:
+        word = PLACEHOLDER.sub(lambda match: str(options.get(match[1], "")), argument)
+        path = base / word.rpartition("=")[2]
+        if path.suffix in CONFIGURATION and path.is_file():
+            files[f"arguments.{path.name}"] = [("", path)]
+    return files
+
+
+def check_files(reference: WorkloadRef, present: Mapping[str, Files]) -> None:
     """Raise DataChanged unless the files of a workload's settings are still those of its cell.
 
     Only files that were written or replaced since they were digested are read.
     """
     planned = reference.file_digests
-    present = files_by_setting(options, data)
     for axis in sorted({*planned, *present}):
         files = present.get(axis, [])
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.core.errors import did_you_mean
@@ -44,6 +45,8 @@ def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
                 f"{name} {value}: {reference.uses} is a script, which does what its arguments"
                 f" say; hand it over as {{{name}}}"
             )
+    if reference.launch == "python" and axes.world_size > 1:
+        return f"world_size {axes.world_size}: launch: python starts one process"
     names = placeholders_of(arguments)
     for name in names:
         if name in AXES and name not in reference.options and axes.value(name) is None:
@@ -96,6 +99,12 @@ def read_arguments(document: Document, key: Key, written: Any) -> list[str]:
             problem = f"found {argument} without quotes; allowed: text, which quotes make of it"
             raise document.error((*key, number), problem)
     return [str(argument) for argument in written or ()]
+
+
+def module_file(module: str, base: Path) -> str:
+    """Return the file that `python -m` would run, relative to the sweep's folder."""
+    path = module.replace(".", "/")
+    return f"{path}/__main__.py" if (base / path).is_dir() else f"{path}.py"
 
 
 def check_entry(document: Document, key: Key, uses: str) -> None:

@@ -31,6 +31,7 @@ from harness.spec import script
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
     SOURCE,
+    Launch,
     Length,
     ReportedTarget,
     Seed,
@@ -41,7 +42,13 @@ from harness.spec.cell import (
     without_defaults,
 )
 from harness.spec.document import Document
-from harness.spec.files import FileDigests, describe_code, describe_files, files_by_setting
+from harness.spec.files import (
+    FileDigests,
+    describe_code,
+    describe_files,
+    files_by_setting,
+    named_files,
+)
 from workloads.catalog import (
     BUILT_IN,
     Declaration,
@@ -77,6 +84,8 @@ class WorkloadEntry:
     # Of a script: its command line, and which of the metrics that it reports is the target.
     arguments: str | list[str | int | float | bool] | None = None
     target: ReportedTarget | None = None
+    module: str | None = None  # in place of `uses`: what runs is `torchrun -m pkg.train`
+    launch: Launch = "torchrun"
 
 
 class PlannedWorkload(NamedTuple):
@@ -149,28 +158,32 @@ class SweepWorkload:
         for section, values in written.items():
             self._check_values(section, values)
         options, data = Settings(), Settings()
-        states: dict[str, str] = {}
         unset = list(unset)
         if self.arguments is not None:
             script.check_options(self.document, self.key, written["options"], self.arguments)
+            files = named_files(self.arguments, written["options"], base_folder(self.document))
             identity: dict[str, Any] = {"options": written["options"], "arguments": self.arguments}
             if self.entry.target is not None:
                 identity["target"] = [self.entry.target.name, self.entry.target.higher_is_better]
+            for name in ("module", "launch"):
+                if getattr(self.entry, name) != getattr(WorkloadEntry, name):
+                    identity[name] = getattr(self.entry, name)
         else:
             options = self._read_settings("options", self.declaration.options, written["options"])
             data = self._read_settings("data", self.declaration.data, written["data"])
             files = files_by_setting(options, data)
-            states, contents = describe_files(self.document, self.key, files, self.digests)
             # Each member of a union has its own `source` as the default, so `without_defaults` drops
             # it. Without it, equal settings of two sources would share an id.
             identity = {
                 "options": without_defaults(options),
                 "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-                "files": contents or None,
             }
             unset += _unset_settings("options", options, written["options"])
             unset += _unset_settings("data", data, written["data"])
             written = {"options": asdict(options), "data": asdict(data)}
+        states, contents = describe_files(self.document, self.key, files, self.digests)
+        if contents or self.arguments is None:
+            identity["files"] = contents or None
         reference = replace(
             self._reference,
             identity={**self._reference.identity, **identity},
@@ -186,8 +199,9 @@ class SweepWorkload:
     def _reference(self) -> WorkloadRef:
         """The reference without settings; raises BadInput for code that can't be read."""
         uses, base = self.declaration.path, base_folder(self.document)
-        if not (self.entry.uses or self.label).endswith(".py"):  # else its class is known by now
-            uses = self.entry.uses or self.label
+        written = self.entry.uses or self.label
+        if self.arguments is None and not written.endswith(".py"):  # else its class is known by now
+            uses = written
         try:
             source = find_source(uses, base)
             code = describe_code(source)
@@ -203,6 +217,8 @@ class SweepWorkload:
             code=code,
             arguments=self.arguments,
             target=self.entry.target,
+            module=self.entry.module,
+            launch=self.entry.launch,
         )
 
     def _check_values(self, section: str, values: Mapping[str, Any]) -> None:
@@ -281,6 +297,11 @@ def read_workload(
     uses, key = entry.uses or label, ("workloads", label)
     has_arguments = entry.arguments is not None
     uses_key = (*key, "uses") if entry.uses else key
+    if entry.module is not None:
+        if entry.uses is not None:
+            raise document.error(uses_key, "found it with module; allowed: one of them")
+        uses, uses_key = script.module_file(entry.module, base_folder(document)), (*key, "module")
+        has_arguments = True
     declaration = find_declaration(
         document, uses, base_folder(document), uses_key, has_arguments=has_arguments
     )

@@ -306,7 +306,7 @@ def params(cell: Cell) -> dict[str, str]:
         "uses": workload.uses,
         **cell.levels,
         "length": cell.length_text,
-        "evaluate": f"every {cell.evaluate}",
+        "evaluate": None if workload.is_script else f"every {cell.evaluate}",
         "stop": None if cell.stop is None else str(cell.stop),
         "warmup_steps": cell.warmup,
     }
@@ -423,7 +423,7 @@ def _trial_note(record: Record) -> str | None:
         paragraphs.append(stop)
     nondeterminism = nondeterminism_notes(record)
     if nondeterminism:
-        paragraphs.append(_list("not all of it is deterministic", nondeterminism))
+        paragraphs.append(_list("know of it", nondeterminism))
     if record.status in ("done", "invalid"):
         command = f"harness reproduce {record.trial.id}"  # where its results folder is
         paragraphs.append(f"Run it again, and compare the bits:\n\n    {command}")

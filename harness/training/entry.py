@@ -22,7 +22,12 @@ from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.environment import Environment, describe_environment
 from harness.spec.environment import PREFIX, Variables
-from harness.spec.files import check_code, check_files, describe_dynamic_files
+from harness.spec.files import (
+    check_code,
+    check_files,
+    describe_dynamic_files,
+    files_by_setting,
+)
 from harness.training.determinism import prepare_environment
 from harness.training.mesh import ParallelMesh
 from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
@@ -32,9 +37,6 @@ from workloads.catalog import load_class
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
-# Linux keeps the environment that a program was executed with; a fork inherits it, and a change of
-# os.environ leaves it as it is.
-INITIAL_ENVIRONMENT = Path("/proc/self/environ")
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def load_workload(assignment: Assignment) -> Workload:
     options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
     data = decode_value(workload_class.Data, reference.data, refuse_unknown=True)
     if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
-        check_files(reference, options, data)
+        check_files(reference, files_by_setting(options, data))
     return workload_class(options, data)
 
 
@@ -137,17 +139,3 @@ def environment_of(assignment: Assignment) -> Environment:
         installed=assignment.installed,
         dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),
     )
-
-
-def read_initial_environment() -> dict[str, str] | None:
-    """Return the environment that this program was executed with, None where there is no /proc."""
-    try:
-        content = INITIAL_ENVIRONMENT.read_bytes()
-    except OSError:
-        return None
-    variables: dict[str, str] = {}
-    for entry in content.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
-        if equals:
-            variables[os.fsdecode(name)] = os.fsdecode(value)
-    return variables

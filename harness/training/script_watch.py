@@ -1,11 +1,14 @@
-"""Notes what a script does between its steps: batches that its loaders yield, and time without gradients.
+"""Notes what a script does besides stepping: batches, time without gradients, reports, its own ends.
 
-Torch has no hooks for either. So methods of torch that scripts call by their public names are wrapped
-while a script runs: of `DataLoader`, `no_grad`, `inference_mode` and `Module.train`, and `torch.save`.
+Torch has no hooks for these. So methods of torch and Python that scripts call by their public names are
+wrapped while a script runs; `watch` lists them.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +16,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+
+from harness.core.errors import NotApplied, one_line
 
 # A step pauses where it is without gradients this many times as long as usual: what every step has, as
 # a teacher's forward pass or the mean of weights, is part of training.
@@ -24,8 +31,9 @@ PAUSE_RATIO = 3.0
 class Pauses:
     """The time without gradients: under `no_grad`, in evaluation, and while files are saved."""
 
-    def __init__(self) -> None:
-        self.first_parameters: list[Tensor] = []  # one of each optimizer
+    def __init__(self, optimizers: Mapping[Optimizer, object]) -> None:
+        """Watch models that these optimizers train, which may be added later."""
+        self._optimizers = optimizers
         self._thread = threading.get_ident()  # others, as of loaders, do not count
         self._depth = 0  # of the blocks that the script is in
         self._block_began = 0.0
@@ -58,8 +66,8 @@ class Pauses:
         """Note that a module that is trained is evaluated from now on, or trained again."""
         if is_training == (self._evaluation_began is None):
             return
-        ids = {id(parameter) for parameter in self.first_parameters}
-        if not any(id(parameter) in ids for parameter in module.parameters()):
+        trained = {id(first_parameter(optimizer)) for optimizer in self._optimizers}
+        if not any(id(parameter) in trained for parameter in module.parameters()):
             return  # such as a normalization that is frozen
         now = time.perf_counter()
         if self._evaluation_began is not None:  # all of it is one pause, blocks within it or not
@@ -81,30 +89,79 @@ class Pauses:
 class LoadedSamples:
     """The samples that torch's loaders yield for training.
 
-    Those of the loader that yielded last before an optimizer steps: others, as one for a validation
-    that is not in evaluation mode, are not trained with.
+    Those of the loader that yielded last before an optimizer steps, and of others that yielded as many
+    batches, as in a `zip`: a validation that is not in evaluation mode is not trained with.
     """
 
     def __init__(self, pauses: Pauses) -> None:
-        self.total: int | None = 0  # None: of a batch whose size can't be told
+        self.total: float = 0.0  # NaN after a batch whose size can't be told
         self._pauses = pauses
-        # By loader, the latest one last; their ids alone may be those of loaders that are gone.
-        self._pending: dict[DataLoader[Any], int | None] = {}
+        # Batches and samples by loader, the latest one last. Ids alone may be those of loaders that are gone.
+        self._pending: dict[DataLoader[Any], tuple[int, float]] = {}
 
     def add(self, loader: DataLoader[Any], batch: Any) -> None:
         """Add a batch unless it was yielded in a pause."""
-        if self._pauses.is_paused:
-            return
-        before, size = self._pending.pop(loader, 0), batch_samples(batch)
-        self._pending[loader] = None if size is None or before is None else before + size
+        if not self._pauses.is_paused:
+            batches, samples = self._pending.pop(loader, (0, 0.0))
+            size = batch_samples(batch)
+            self._pending[loader] = batches + 1, samples + (math.nan if size is None else size)
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        if self._pending:
-            latest = list(self._pending.values())[-1]
-            known = self.total is not None and latest is not None
-            self.total = self.total + latest if known else None  # type: ignore[operator]
-            self._pending.clear()
+        if not self._pending:
+            return
+        latest, _ = list(self._pending.values())[-1]
+        for batches, samples in self._pending.values():
+            if batches == latest:
+                self.total += samples
+        self._pending.clear()
+
+
+class Reports:
+    """What a script has reported of its steps at this rank, by step, counted from 0."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, Any]] = []  # losses, which are read in `settle`
+        self._losses: dict[int, list[float]] = {}
+        self._samples: dict[int, int] = {}
+
+    def add(self, step: int, loss: Any, samples: int | None) -> None:
+        """Add what was reported of a step; raises ValueError for negative samples."""
+        if samples is not None and samples < 0:
+            raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
+        if loss is not None:
+            # Not the tensor itself: CUDA graphs write the next loss into the same memory.
+            kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
+            self._pending.append((step, kept))
+        if samples is not None:
+            self._samples[step] = self._samples.get(step, 0) + int(samples)
+
+    def settle(self) -> None:
+        """Read the losses that were reported since, which waits for the device."""
+        for step, loss in self._pending:
+            self._losses.setdefault(step, []).append(float(loss))
+        self._pending.clear()
+
+    def mean_losses(self, start: int, stop: int) -> list[float]:
+        """Return the mean loss of each step from `start` on, NaN where none was reported."""
+        means = []
+        for step in range(start, stop):
+            losses = self._losses.get(step, [math.nan])
+            means.append(sum(losses) / len(losses))
+        return means
+
+    def first_bad_step(self) -> int | None:
+        """Return the first step whose loss was reported as NaN or infinite."""
+        bad = [step for step, losses in self._losses.items() if not math.isfinite(sum(losses))]
+        return min(bad, default=None)
+
+    def samples_per_step(self, steps_done: int) -> float | None:
+        """Return the mean number of samples of the steps that have reported some, None without any.
+
+        A step that never ended lacks some of its own.
+        """
+        reported = [samples for step, samples in self._samples.items() if step < steps_done]
+        return sum(reported) / len(reported) if reported else None
 
 
 class _CountedBatches:
@@ -142,8 +199,16 @@ def batch_samples(batch: Any) -> int | None:
     return next((size for size in sizes if size is not None), None)
 
 
-def watch(pauses: Pauses, samples: LoadedSamples, stack: ExitStack) -> None:
-    """Wrap torch's methods until `stack` is closed."""
+def first_parameter(optimizer: Optimizer) -> Tensor | None:
+    """Return the first parameter of an optimizer, None if it has none."""
+    parts: list[Tensor] = [part for group in optimizer.param_groups for part in group["params"]]
+    return parts[0] if parts else None
+
+
+def watch(
+    pauses: Pauses, samples: LoadedSamples, on_backward: Callable[[], None], stack: ExitStack
+) -> None:
+    """Wrap what scripts call until `stack` is closed."""
 
     def replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
@@ -189,9 +254,62 @@ def watch(pauses: Pauses, samples: LoadedSamples, stack: ExitStack) -> None:
 
         return iterate
 
+    def computing_gradients(original: Any) -> Any:
+        def backward(*arguments: Any, **options: Any) -> Any:
+            on_backward()
+            return original(*arguments, **options)
+
+        return backward
+
     for block in (torch.no_grad, torch.inference_mode):
         replace(block, "__enter__", entering)
         replace(block, "__exit__", leaving)
     replace(torch, "save", saving)
     replace(torch.nn.Module, "train", setting_mode)
     replace(DataLoader, "__iter__", iterating)
+    replace(torch.autograd, "backward", computing_gradients)
+    replace(torch.multiprocessing, "spawn", _refusing_ranks)
+    replace(torch.multiprocessing, "start_processes", _refusing_ranks)
+    replace(os, "_exit", _exiting)
+    replace(argparse.ArgumentParser, "exit", _exiting_with_message)
+
+
+def _refusing_ranks(original: Any) -> Any:
+    """Return what says that ranks which a script starts itself are not watched.
+
+    Under torchrun's variables they would wait for a store that nobody serves.
+    """
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        raise NotApplied(
+            "the script starts its own ranks, which are not watched; let it train in its own process,"
+            " and the axis world_size start the ranks"
+        )
+
+    return spawn
+
+
+def _exiting(original: Any) -> Any:
+    """Return an `os._exit` that ends the script, and not the rank before it has left its result."""
+    rank = os.getpid()
+
+    def leave(status: int) -> None:
+        if os.getpid() != rank or threading.current_thread() is not threading.main_thread():
+            original(status)
+        raise SystemExit(status)
+
+    return leave
+
+
+def _exiting_with_message(original: Any) -> Any:
+    """Return an `ArgumentParser.exit` whose SystemExit says what is wrong with the arguments."""
+
+    def leave(parser: argparse.ArgumentParser, status: int = 0, message: str | None = None) -> None:
+        try:
+            original(parser, status, message)
+        except SystemExit:
+            if status and message:
+                raise SystemExit(one_line(message)) from None
+            raise
+
+    return leave

@@ -38,7 +38,7 @@ from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult
-from harness.spec.files import check_files
+from harness.spec.files import check_files, files_by_setting
 from harness.training.build import TrialParts, build_trial
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
 from harness.training.fingerprint import rank_fingerprints
@@ -131,7 +131,8 @@ def train(
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
             workload = parts.workload
-            check_files(assignment.trial.cell.workload, workload.options, workload.data)
+            files = files_by_setting(workload.options, workload.data)
+            check_files(assignment.trial.cell.workload, files)
         result = _result(trainer, entered)
         if assignment.profile:
             trace_steps(parts, state, assignment.profile.steps)

@@ -54,3 +54,19 @@ def test_only_a_tree_of_the_harness_itself_may_replace_it(tmp_path: Path) -> Non
     users = Tree(name="main", top=tmp_path, path=tmp_path / "other")
     assert users.own_packages == {"harness": str(ROOT), "workloads": str(ROOT)}
     assert Tree(name="main", top=ROOT, path=tmp_path / "other").own_packages == {}
+
+
+def test_what_git_has_not_is_in_every_worktree(tmp_path: Path) -> None:
+    """A script reads its data by a relative path there, too."""
+    repository = Repository(tmp_path / "repository")
+    (repository.path / "data").mkdir()
+    (repository.path / "data/numbers.txt").write_text("1 2 3")
+    (repository.path / "own.txt").write_text("of no revision")
+    (repository.path / "later.py").write_text("code")
+    with (repository.path / ".gitignore").open("a") as file:
+        file.write("data/\n")
+    with checked_out(repository.path, "HEAD", tmp_path / "tree") as tree:
+        assert (tree.path / "data/numbers.txt").read_text() == "1 2 3"
+        assert (tree.path / "own.txt").exists()
+        assert not (tree.path / "later.py").exists(), "code is that of the revision"
+    assert (repository.path / "data/numbers.txt").exists()

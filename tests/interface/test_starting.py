@@ -31,6 +31,15 @@ def test_a_script_gets_a_sweep_with_its_command_line() -> None:
     assert again.err.startswith("harness: train.yaml: exists, and is not overwritten; ")
 
 
+def test_a_script_called_main_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    Path("dcgan").mkdir()
+    Path("dcgan/main.py").write_text("parser.add_argument('--manualSeed', type=int)\n")
+    assert harness("init", "dcgan/main.py").code == 0
+    sweep = load_sweep(Path("dcgan/main.yaml"))
+    assert sweep.name == "dcgan"
+    assert sweep.cells[0].workload.arguments == ["--manualSeed", "{seed}"]
+
+
 def test_seed_and_batch_size_are_those_of_the_trial() -> None:
     options = """
     parser.add_argument("--batch-size", type=int, default=32, help="samples (of all ranks)")
@@ -100,7 +109,7 @@ def test_a_file_may_have_a_name_that_no_sweep_may_have(name: str) -> None:
 
 def _name_of(name: str) -> str:
     Path(f"{name}.py").write_text("")
-    Path("sweep.yaml").write_text(starting.sweep_text(f"{name}.py", [], {}))
+    Path("sweep.yaml").write_text(starting.sweep_text(Path(f"{name}.py"), [], {}))
     sweep = load_sweep(Path("sweep.yaml"))
     assert sweep.cells[0].workload.label == sweep.name
     assert sweep.cells[0].workload.uses == f"{name}.py"

@@ -33,7 +33,9 @@ def rank(
 
 def summary(*ranks: RankResult, warmup: int = 0) -> Summary:
     assert RECORD.rank0 is not None
-    return summarize(ranks, RECORD.rank0, 64, warmup)
+    cell = RECORD.trial.cell
+    cell = replace(cell, axes=replace(cell.axes, batch_size=64), warmup=warmup)
+    return summarize(ranks, RECORD.rank0, cell)
 
 
 def test_ranks_share_a_batch_and_the_slowest_decides() -> None:
@@ -125,3 +127,18 @@ def test_too_few_steps_are_measured_and_not_called_steady() -> None:
 def test_one_attempt_that_never_settled_is_enough() -> None:
     rising = np.linspace(1, 3, 400)
     assert find_window(np.concatenate([np.ones(100), rising]), 0, [100]).settled is False
+
+
+@pytest.mark.parametrize("slower", [0.0, 0.3])
+def test_all_steps_of_a_script_after_its_warmup_are_measured(slower: float) -> None:
+    """Whether the step in which it evaluates is among them does not depend on noise."""
+    assert RECORD.rank0 is not None
+    cell = RECORD.trial.cell
+    script = replace(cell.workload, uses="train.py", arguments=[])
+    seconds = [1.0 + slower] * 60 + [50.0] + [1.0] * 59
+    part = rank(0, {"forward": seconds})
+    found = summarize([part], RECORD.rank0, replace(cell, workload=script, warmup=10))
+    assert (found.window_start, found.window_steps) == (10, 110)
+    assert found.settled is not bool(slower)
+    assert found.throughput == pytest.approx(110 / sum(seconds[10:]))
+    assert found.throughput_unit == "steps/s"

@@ -71,7 +71,7 @@ class TestSamples:
         assert watch(sampler(FakeGpu())).foreign_processes is None
 
     def test_outside_segments_and_of_the_warm_up_do_not_count(self) -> None:
-        telemetry = sampler(FakeGpu(joules=[0.0, 1e6]), warmup=3)
+        telemetry = sampler(FakeGpu(), warmup=3)
         with telemetry:
             for steps in (1, 2):
                 telemetry.begin_segment()
@@ -108,16 +108,20 @@ class TestSamples:
 
 
 class TestEnergy:
-    def test_is_metered_between_samples_and_counts_for_the_whole_segments(self) -> None:
-        telemetry = sampler(FakeGpu(joules=[0.0]))
-        watch(telemetry)
-        telemetry._joules, telemetry._metered_seconds = 50.0, 2.0
-        report = telemetry.report()
-        assert report.joules == pytest.approx(25.0 * report.seconds)
+    def test_is_that_of_the_segments(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", 0.0)
+        telemetry = sampler(FakeGpu(joules=[100.0, 150.0, 900.0, 925.0]))
+        for _ in range(2):
+            telemetry.begin_segment()
+            telemetry.end_segment(10)
+        assert telemetry.report().joules == 75.0
 
-    def test_of_a_counter_that_was_reset_counts_from_there(self) -> None:
-        report = watch(sampler(FakeGpu(joules=[9e9, 3.0, 3.0])))
-        assert report.joules == 0.0
+    @pytest.mark.parametrize(("least", "counters"), [(0.0, [9e9, 3.0]), (60.0, [1.0, 2.0])])
+    def test_of_a_counter_that_was_reset_or_too_short_is_unknown(
+        self, monkeypatch: pytest.MonkeyPatch, least: float, counters: list[float]
+    ) -> None:
+        monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", least)
+        assert watch(sampler(FakeGpu(joules=counters))).joules is None
 
     def test_of_a_gpu_without_a_counter_is_unknown(self) -> None:
         report = watch(sampler(FakeGpu()))

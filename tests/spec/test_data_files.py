@@ -109,7 +109,7 @@ def check(cell: Cell, folder: Path) -> None:
     workload = load_class("w.py:W", folder)
     paths = {name: value and Path(value) for name, value in cell.workload.options.items()}
     options = workload.Options(**{**paths, "shards": (), "named": {}})
-    check_files(cell.workload, options, workload.Data())
+    check_files(cell.workload, files_by_setting(options, workload.Data()))
 
 
 def test_a_file_that_changed_since_the_plan_is_refused_by_name(folder: Path) -> None:

@@ -220,3 +220,35 @@ def test_cells_with_other_arguments_are_not_compared_as_equal(tmp_path: Path) ->
         trial_fields(Trial(cell=wide, seed=0)), trial_fields(Trial(cell=narrow, seed=0))
     )
     assert [entry.field for entry in found] == ["arguments"]
+
+
+def test_configuration_files_among_the_arguments_belong_to_the_identity(tmp_path: Path) -> None:
+    entry = {"arguments": "small.cfg --more={more} --save model.pt", "options": {"more": "b.json"}}
+    ids: set[str] = set()
+    for name in ("small.cfg", "small.cfg", "b.json", "model.pt"):
+        path = tmp_path / name
+        path.write_text(f"{name} {len(ids)}")
+        (cell,) = plan(tmp_path, entry).cells
+        ids.add(cell.id)
+    assert len(ids) == 3, "a file of data, or that it writes, does not count"
+    assert set(cell.workload.file_digests) == {"arguments.small.cfg", "arguments.b.json"}
+    assert rebuild_cell(cell, tmp_path, ()).id == cell.id
+
+
+def test_a_module_is_the_file_that_python_would_run(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").touch()
+    (tmp_path / "pkg/train.py").write_text(PLAIN)
+    entry = {"uses": None, "module": "pkg.train", "launch": "python"}
+    (cell,) = plan(tmp_path, entry).cells
+    assert (cell.workload.uses, cell.workload.module) == ("pkg/train.py", "pkg.train")
+    assert rebuild_cell(cell, tmp_path, ()).id == cell.id
+    with pytest.raises(BadInput, match="world_size 2: launch: python starts one process"):
+        plan(tmp_path, entry | {"axes": {"world_size": 2}})
+    with pytest.raises(BadInput, match=r"mine.uses: found it with module"):
+        plan(tmp_path, entry | {"uses": "train.py"})
+
+
+def test_a_script_s_learning_rate_may_be_any(tmp_path: Path) -> None:
+    (cell,) = plan(tmp_path, {"arguments": "--lr {lr}"}, matrix={"lr": [20]}).cells
+    assert cell.axes.lr == 20

@@ -145,5 +145,5 @@ def _record(
         ranks,
         rank0=rank0,
         environment=environment,
-        summary=summarize(ranks, rank0, cell.axes.batch_size, cell.warmup),
+        summary=summarize(ranks, rank0, cell),
     )

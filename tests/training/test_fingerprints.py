@@ -149,7 +149,7 @@ def record_with(slow_steps: Sequence[int]) -> Record:
         ranks.append(replace(result, fingerprints=fingerprints))
     cell = record.trial.cell
     assert record.rank0 is not None
-    summary = summarize(ranks, record.rank0, cell.axes.batch_size, cell.warmup)
+    summary = summarize(ranks, record.rank0, cell)
     return with_ranks(record, ranks, summary=summary)
 
 

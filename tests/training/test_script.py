@@ -14,13 +14,14 @@ from torch import nn
 from torch.optim import SGD
 
 import harness
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
+from harness.core.errors import NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.lane import Lane
 from harness.spec.cell import Length, ReportedTarget
 from harness.training import script
-from harness.training.script import ScriptObserver, StepReports, observe
+from harness.training.script import ScriptObserver, observe
+from harness.training.script_watch import Reports
 from harness.training.state import TrainingState
 from tests.support.training import SINGLE_RANK, make_assignment
 
@@ -84,7 +85,7 @@ def test_steps_losses_and_samples(tmp_path: Path, *, before: bool, second: bool)
     observer.check()
     assert state.step == len(state.step_seconds) == 9
     assert state.losses == [float(step) for step in range(9)]
-    assert observer.reports.samples_per_step == 3
+    assert observer.samples_per_step == 3
     assert len(state.step_phases["optimizer"]) == 9
     assert set(state.step_phases) == {"optimizer"}, "nothing else of a step is seen"
     assert all(
@@ -256,7 +257,7 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
             harness.report(samples=8)
         observer.finish()
     # Of 20 steps of 32; the first one lacks the micro-batch that was reported after it.
-    assert observer.reports.samples_per_step == pytest.approx(31.6)
+    assert observer.samples_per_step == pytest.approx(31.6)
 
 
 def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
@@ -285,16 +286,6 @@ def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
     assert state.step == 5
 
 
-def test_an_interruption_says_that_it_starts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "is_requested", lambda: True)
-    message = "stopped after step 1; the next attempt starts from step 0"
-    observed = observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState())
-    with observed as observer, pytest.raises(Interrupted, match=message):
-        train(observer, 3)
-
-
 def test_the_target_makes_an_evaluation_of_the_newest_metrics(tmp_path: Path) -> None:
     state = TrainingState()
     assignment = watched_cell(EPOCH, target="accuracy")
@@ -319,26 +310,22 @@ def test_placeholders_get_their_values(tmp_path: Path) -> None:
 def test_gpus_of_a_lane_are_among_those_that_were_visible(
     monkeypatch: pytest.MonkeyPatch, visible: str, entries: str
 ) -> None:
-    """Also the second time, when the variable has been set already."""
-    variables = {script.VISIBLE_GPUS: visible} if visible else {}
-    monkeypatch.setattr(script, "read_initial_environment", lambda: variables)
+    monkeypatch.setenv(script.VISIBLE_GPUS, visible)
     monkeypatch.setattr(script, "choose_device", lambda *_: torch.device("cpu"))
     lane = Lane(number=1, count=2, cores=(), gpus=(1, 2))
-    assignment = replace(watched_cell(EPOCH), device="cuda", lane=lane)
-    for _ in range(2):
-        script._device_of(assignment, SINGLE_RANK)
-        assert os.environ[script.VISIBLE_GPUS] == entries
+    script._visible_device(replace(watched_cell(EPOCH), device="cuda", lane=lane), SINGLE_RANK)
+    assert os.environ[script.VISIBLE_GPUS] == entries
 
 
 def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
-    reports = StepReports()
+    reports = Reports()
     for steps_done, loss in ((0, 1.0), (0, 2.0), (2, 5.0)):
         reports.add(steps_done, loss, 4)
     reports.settle()
     losses = reports.mean_losses(0, 3)
     assert (losses[0], losses[2]) == (1.5, 5.0)
     assert math.isnan(losses[1])
-    assert reports.samples_per_step == 6
+    assert reports.samples_per_step(3) == 6
 
 
 def test_the_digest_is_of_the_parameters(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import gc
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +191,53 @@ def test_samples_are_those_that_a_loader_yields_for_training(
     assert observer.samples_per_step == samples
 
 
+def test_loaders_of_which_batches_are_zipped_both_count(tmp_path: Path) -> None:
+    optimizer = new_optimizer()
+    loaders = [DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=size) for size in (8, 4)]
+    with watching(tmp_path) as observer:
+        for _ in zip(*loaders, strict=False):
+            optimizer.step()
+    assert observer.samples_per_step == 12
+
+
+def test_models_of_folds_that_are_over_are_not_kept(tmp_path: Path) -> None:
+    alive = []
+    with watching(tmp_path) as observer:
+        for _ in range(3):
+            optimizer = new_optimizer()
+            alive.append(weakref.ref(optimizer))
+            for _ in range(5):
+                optimizer.step()
+            del optimizer
+        gc.collect()
+        assert [reference() is not None for reference in alive] == [False, False, True]
+    assert observer.state.step == 15
+
+
+def test_a_script_that_starts_its_own_ranks_is_refused(tmp_path: Path) -> None:
+    """Under torchrun's variables they would wait for ever."""
+    with (
+        watching(tmp_path),
+        pytest.raises(NotApplied, match="the script starts its own ranks, which are not watched"),
+    ):
+        torch.multiprocessing.spawn(print, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+
+
+def test_an_exit_at_once_ends_the_script_alone(tmp_path: Path) -> None:
+    with watching(tmp_path), pytest.raises(SystemExit):
+        os._exit(0)
+
+
+def test_wrong_arguments_say_what_is_wrong(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser("train.py")
+    parser.add_argument("--lr", type=float)
+    with (
+        watching(tmp_path),
+        pytest.raises(SystemExit, match=r"error: argument --lr: invalid float"),
+    ):
+        parser.parse_args(["--lr", "x"])
+
+
 def test_a_batch_without_tensors_leaves_samples_unknown(tmp_path: Path) -> None:
     optimizer = new_optimizer()
     with watching(tmp_path) as observer:
@@ -225,6 +276,7 @@ def test_what_is_without_gradients_is_no_part_of_a_step(
                     with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
                         now[0] += 100.0
     assert observer.state.step_seconds[2:] == pytest.approx([1.5] * 10)
+    assert observer.notes == ["no part of its steps: 200.0 s without gradients or for saving"]
 
 
 def test_ranks_that_join_no_process_group_are_named(tmp_path: Path) -> None:
