@@ -17,7 +17,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.retries import runs_again
-from harness.launch.watchdog import STALE_SECONDS
+from harness.launch.watch import STALE_SECONDS
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.records.running import read_progress_file

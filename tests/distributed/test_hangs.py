@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.launch import watchdog
+from harness.launch import watch
 from harness.records.files import read_record
 from harness.records.record import Failure
 from tests.support import contrastive
@@ -25,10 +25,10 @@ CONTRASTIVE = f"{contrastive.__file__}:Contrastive"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have trials end sooner that hang, which make steps of 0.1 s."""
-    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(watchdog, "STALE_SECONDS", 1.0)
-    monkeypatch.setattr(watchdog, "MIN_STANDSTILL_SECONDS", 4.0)
-    monkeypatch.setattr(watchdog, "STANDSTILL_SEGMENTS", 2)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(watch, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "MIN_STANDSTILL_SECONDS", 4.0)
+    monkeypatch.setattr(watch, "STANDSTILL_SEGMENTS", 2)
 
 
 def failure_after(folder: Path, way: str) -> Failure:
@@ -47,7 +47,7 @@ def test_hangs_are_named_within_the_pace_of_the_trial(tmp_path: Path) -> None:
     apart = failure_after(tmp_path / "order", "order")
     assert (apart.kind, apart.rank) == ("Hang", None), "of two ranks, either may be wrong"
     assert re.match(
-        r"rank 0 on \S+ is in hangs.py:\d+ after step (\d+), rank 1 on \S+ is in hangs.py:\d+ after step"
+        r"rank 0 on \S+ is in hangs.py:\d+ after step (\d+); rank 1 on \S+ is in hangs.py:\d+ after step"
         r" \1; no progress for \d+ s, and [\d.]+ s at most before",
         apart.message,
     )

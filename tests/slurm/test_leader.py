@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder
-from harness.launch import controller, watchdog
+from harness.launch import controller, watch
 from harness.launch.retries import RETRIES
 from harness.launch.runner import Runner, StopRequest
 from harness.records.files import write_rank_result
@@ -272,8 +272,8 @@ def test_a_step_that_outlives_the_failure_of_a_rank_is_ended_and_runs_again(
     runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank's own failure is kept. The step is cancelled: a killed srun leaves ranks behind."""
-    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(watchdog, "LAUNCHER_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LAUNCHER_SECONDS", 0.1)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "71")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")

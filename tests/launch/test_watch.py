@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
-from harness.launch import watchdog
-from harness.launch.hang import MISSED_BEATS
-from harness.launch.watchdog import Verdict, Watchdog
+from harness.launch import watch
+from harness.launch.watch import MISSED_BEATS, ObservedRank, Watchdog, name_hang
+from harness.measure.stacks import last_stack
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult
 from harness.records.running import (
@@ -30,6 +31,8 @@ WAITING = "torch.autograd.graph._engine_run_backward:825"
 BEAT = Heartbeat(
     rank=0, host="n1", pid=2**22, created=1.0, step=5, in_step=False, position=WAITING, at=100.0
 )
+HANGING = replace(BEAT, in_step=True)
+STACK = '  File "/home/me/train.py", line 99, in loss\n  File "/usr/lib/python3.11/re.py", line 5, in match'
 
 
 class Watched:
@@ -55,16 +58,16 @@ class Watched:
         content = {"phase": "train", "step": step, "steps": 100, "at": self.now, "slowest": slowest}
         write_atomically(self.folder.progress_path, json.dumps(content), durable=False)
 
-    def wait(self, seconds: float, *beating: int, in_step: bool = False) -> Verdict | None:
-        """Look every few seconds while these ranks have heartbeats; returns the first verdict."""
+    def wait(self, seconds: float, *beating: int, in_step: bool = False) -> Failure | None:
+        """Look every few seconds while these ranks have heartbeats; returns the first failure."""
         end = self.now + seconds
         while self.now < end:
-            self.now += 2 * watchdog.LOOK_SECONDS
+            self.now += 2 * watch.LOOK_SECONDS
             for rank in beating:
                 self.beat(rank, in_step=in_step)
-            verdict = self.watchdog.look()
-            if verdict is not None:
-                return verdict
+            failure = self.watchdog.look()
+            if failure is not None:
+                return failure
         return None
 
 
@@ -75,47 +78,49 @@ def watched(tmp_path: Path) -> Watched:
 
 class TestALauncherThatHangs:
     def test_is_ended_a_while_after_a_rank_has_failed(self, watched: Watched) -> None:
-        """The rank's own failure is kept: the verdict has none."""
+        """The rank's own failure is kept."""
         watched.end_rank(0, Failure(kind="ValueError", message="no", rank=0))
-        assert watched.wait(watchdog.LAUNCHER_SECONDS - 4, 1) is None
-        verdict = watched.wait(10, 1)
-        reason = "a rank has failed, and the launcher has not ended rank 1"
-        assert verdict == Verdict(reason=reason, failure=None)
+        assert watched.wait(watch.LAUNCHER_SECONDS - 4, 1) is None
+        assert not watched.watchdog.launcher_hangs
+        assert watched.wait(10, 1) is None
+        assert watched.watchdog.launcher_hangs
 
-    def test_is_ended_a_while_after_all_ranks(self, watched: Watched) -> None:
+    def test_is_ended_a_while_after_the_last_rank(self, watched: Watched) -> None:
         watched.end_rank(0)
-        assert watched.wait(2 * watchdog.LAUNCHER_SECONDS, 1) is None, "rank 1 still works"
+        watched.wait(2 * watch.LAUNCHER_SECONDS, 1)
+        assert not watched.watchdog.launcher_hangs, "rank 1 still works"
         watched.end_rank(1)
-        verdict = watched.wait(10)
-        assert verdict == Verdict(reason="all ranks have ended, and the launcher has not")
+        watched.wait(watch.LAUNCHER_SECONDS - 4)
+        assert not watched.watchdog.launcher_hangs
+        watched.wait(10)
+        assert watched.watchdog.launcher_hangs
 
     def test_is_not_assumed_while_an_interrupted_rank_saves(self, watched: Watched) -> None:
         watched.end_rank(0, Failure(kind="Interrupted", message="SIGUSR2", rank=0))
-        assert watched.wait(5 * watchdog.LAUNCHER_SECONDS, 0, 1) is None
+        watched.wait(5 * watch.LAUNCHER_SECONDS, 0, 1)
+        assert not watched.watchdog.launcher_hangs
 
 
 class TestARankThatIsSilent:
     def test_is_named(self, watched: Watched) -> None:
         assert watched.wait(1000, 0, 1) is None, "no step in a long time is no silence"
-        verdict = watched.wait(watchdog.SILENCE_SECONDS + 100, 0)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert verdict.failure.kind == "Unresponsive"
-        assert "rank 1 has given no sign of life for 30" in verdict.failure.message
-        assert verdict.failure.log == "logs/rank1.log"
+        failure = watched.wait(watch.SILENCE_SECONDS + 100, 0)
+        assert failure is not None
+        assert failure.kind == "Unresponsive"
+        assert "rank 1 has given no sign of life for 30" in failure.message
+        assert failure.log == "logs/rank1.log"
 
     def test_is_named_if_it_never_gave_one(self, watched: Watched) -> None:
-        verdict = watched.wait(watchdog.SILENCE_SECONDS + 100, 0)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert (verdict.failure.kind, verdict.failure.rank) == ("Unresponsive", 1)
-        assert verdict.failure.message.startswith("rank 1 has not started; ")
+        failure = watched.wait(watch.SILENCE_SECONDS + 100, 0)
+        assert failure is not None
+        assert (failure.kind, failure.rank) == ("Unresponsive", 1)
+        assert failure.message.startswith("rank 1 has not started; ")
 
     def test_is_given_longer_while_nobody_has_started(self, watched: Watched) -> None:
         """A node may fetch a container first, and another one take longer for it."""
-        assert watched.wait(watchdog.START_SECONDS - 10) is None
-        assert watched.wait(watchdog.SILENCE_SECONDS - 10, 0) is None
-        assert watched.wait(watchdog.SILENCE_SECONDS, 0) is not None
+        assert watched.wait(watch.START_SECONDS - 10) is None
+        assert watched.wait(watch.SILENCE_SECONDS - 10, 0) is None
+        assert watched.wait(watch.SILENCE_SECONDS, 0) is not None
 
     def test_is_not_what_a_rank_left_that_was_killed_while_it_wrote(self, watched: Watched) -> None:
         watched.beat(0)
@@ -127,7 +132,7 @@ class TestARankThatIsSilent:
         """However many ranks there are."""
         periods = [heartbeat_seconds(ranks) for ranks in (1, 64, 1024, 100_000)]
         assert periods == [2.0, 4.0, 60.0, 60.0]
-        assert MISSED_BEATS * max(periods) < watchdog.SILENCE_SECONDS
+        assert MISSED_BEATS * max(periods) < watch.SILENCE_SECONDS
 
     def test_is_not_assumed_of_one_that_has_ended(self, watched: Watched) -> None:
         watched.wait(100, 0, 1)
@@ -137,23 +142,22 @@ class TestARankThatIsSilent:
     def test_is_not_assumed_after_this_process_was_stopped_itself(self, watched: Watched) -> None:
         watched.wait(100, 0, 1)
         watched.now += 5000
-        assert watched.wait(watchdog.SILENCE_SECONDS, 0, 1) is None
+        assert watched.wait(watch.SILENCE_SECONDS, 0, 1) is None
 
 
 class TestATrialThatStandsStill:
     def test_is_ended_after_ten_times_its_longest_segment(self, watched: Watched) -> None:
         watched.progress(8, slowest=20.0)
         assert watched.wait(200, 0, 1, in_step=True) is None
-        verdict = watched.wait(30, 0, 1, in_step=True)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert verdict.failure.kind == "Hang"
-        assert verdict.failure.message.startswith("rank 0 on n1 is in ")
-        assert "s, and 20.0 s at most before" in verdict.failure.message
+        failure = watched.wait(30, 0, 1, in_step=True)
+        assert failure is not None
+        assert failure.kind == "Hang"
+        assert failure.message.startswith("rank 0 on n1 is in ")
+        assert "s, and 20.0 s at most before" in failure.message
 
     def test_is_given_a_minute_however_fast_it_is(self, watched: Watched) -> None:
         watched.progress(8, slowest=0.1)
-        assert watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, 1, in_step=True) is None
+        assert watched.wait(watch.MIN_STANDSTILL_SECONDS, 0, 1, in_step=True) is None
         assert watched.wait(30, 0, 1, in_step=True) is not None
 
     def test_is_left_alone_before_its_first_steps(self, watched: Watched) -> None:
@@ -164,30 +168,29 @@ class TestATrialThatStandsStill:
         watched.progress(8, slowest=0.1)
         for _ in range(50):
             watched.beat(1)
-            assert watched.wait(2 * watchdog.LOOK_SECONDS, 0, in_step=True) is None
+            assert watched.wait(2 * watch.LOOK_SECONDS, 0, in_step=True) is None
 
     def test_is_ended_soon_if_a_rank_was_stopped_between_two_steps(self, watched: Watched) -> None:
         """Its last heartbeat is from the evaluation before, and the others train."""
         watched.progress(8, slowest=0.1)
         watched.beat(1)
-        assert watched.wait(watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True) is None
-        verdict = watched.wait(2 * watchdog.MIN_STANDSTILL_SECONDS, 0, in_step=True)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert verdict.failure.kind == "Unresponsive"
-        assert verdict.failure.rank == 1
+        assert watched.wait(watch.MIN_STANDSTILL_SECONDS, 0, in_step=True) is None
+        failure = watched.wait(2 * watch.MIN_STANDSTILL_SECONDS, 0, in_step=True)
+        assert failure is not None
+        assert failure.kind == "Unresponsive"
+        assert failure.rank == 1
 
     def test_is_left_alone_while_nobody_is_known_to_train(self, watched: Watched) -> None:
         watched.progress(8, slowest=0.1)
         watched.beat(0)
         watched.beat(1)
-        assert watched.wait(2 * watchdog.MIN_STANDSTILL_SECONDS) is None
+        assert watched.wait(2 * watch.MIN_STANDSTILL_SECONDS) is None
 
     def test_is_left_alone_once_it_gets_on(self, watched: Watched) -> None:
         """Nobody is asked any more."""
         watched.progress(8, slowest=0.1)
         for _ in range(40):
-            watched.wait(2 * watchdog.LOOK_SECONDS, 0, in_step=True)
+            watched.wait(2 * watch.LOOK_SECONDS, 0, in_step=True)
             watched.beat(1, in_step=True)
             if watched.folder.stacks_request.exists():
                 break
@@ -200,12 +203,11 @@ class TestATrialThatStandsStill:
         watched.watchdog = Watchdog(watched.folder, 2, 500.0, clock=lambda: watched.now)
         watched.progress(8, slowest=0.1)
         assert watched.wait(500, 0, 1) is None
-        verdict = watched.wait(30, 0, 1)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert verdict.failure.kind == "Timeout"
+        failure = watched.wait(30, 0, 1)
+        assert failure is not None
+        assert failure.kind == "Timeout"
         end = "took longer than its time-out; it had reached step 8 of 100"
-        assert verdict.failure.message.endswith(end)
+        assert failure.message.endswith(end)
 
     def test_of_a_script_says_how_far_it_came(self, tmp_path: Path) -> None:
         """A script may not say how long it will train."""
@@ -213,10 +215,9 @@ class TestATrialThatStandsStill:
         watched.watchdog = Watchdog(watched.folder, 1, 50.0, clock=lambda: watched.now)
         content = {"phase": "train", "step": 8, "steps": None, "at": watched.now}
         write_atomically(watched.folder.progress_path, json.dumps(content), durable=False)
-        verdict = watched.wait(80, 0)
-        assert verdict is not None
-        assert verdict.failure is not None
-        assert verdict.failure.message.endswith("it had reached step 8")
+        failure = watched.wait(80, 0)
+        assert failure is not None
+        assert failure.message.endswith("it had reached step 8")
 
 
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,3 +252,62 @@ def test_a_disk_that_refuses_reports_ends_no_trial(
     with progress.heartbeats(trial, Ranks(rank=0, local_rank=0, world_size=1), TrainingState()):
         wait_until(lambda: bool(list(read_heartbeats(trial.heartbeat_folder))), 10)
     assert next(refusals, None) is None
+
+
+# What ranks have left, put into the message that says why their trial makes no progress
+
+
+def sentence(rank1: dict[str, Any] | None, **seen: Any) -> str:
+    """Return the sentence on three ranks, of which rank 1 differs from the others."""
+    ranks = [ObservedRank(beat=replace(HANGING, rank=rank)) for rank in (0, 2)]
+    if rank1 is not None:
+        beat = replace(HANGING, rank=1, **rank1)
+        ranks.insert(1, ObservedRank(beat=beat, **seen))
+    return name_hang(ranks, 3).message
+
+
+@pytest.mark.parametrize(
+    ("rank1", "end"),
+    [
+        (None, "rank 1 has not started"),
+        ({"at": 60.0}, "no sign of life for 40 s longer than the others"),
+        ({"step": 4}, "after step 4, and others are after step 5"),
+        ({"position": "line.loss:31"}, "step 5, and the others wait for it"),
+    ],
+)
+def test_the_rank_that_differs_is_named(rank1: dict[str, Any] | None, end: str) -> None:
+    first, *others = sentence(rank1).split("; ")
+    assert first.startswith("rank 1 ")
+    assert first.endswith(end)
+    assert others == ([] if rank1 is None else [f"rank 0 on n1 is in {WAITING} after step 5"])
+
+
+def test_a_rank_is_named_with_the_users_own_line_and_what_happened_to_its_process() -> None:
+    line = {"position": "train.loss:98"}
+    assert sentence(line, stack=STACK).startswith("rank 1 on n1 is in train.py:99 after step 5, ")
+    stopped = "rank 1 on n1 is stopped (SIGSTOP); 310 s ago it was in train.loss:98 after"
+    assert sentence(line, state="stopped", stack=STACK, age=310.0).startswith(stopped)
+    assert sentence(line, state="zombie").startswith("rank 1 on n1 has ended after step 5, ")
+
+
+def test_ranks_that_all_wait_are_named_with_their_lines() -> None:
+    ranks = [ObservedRank(beat=replace(HANGING, rank=rank), stack=STACK) for rank in (0, 1)]
+    hang = name_hang(ranks, 2)
+    assert hang.rank is None
+    assert hang.message == (
+        "rank 0 on n1 is in train.py:99 after step 5; rank 1 on n1 is in train.py:99 after step 5"
+    )
+    assert name_hang([], 2).message == "rank 0-1 has not started"
+
+
+def test_the_main_thread_is_the_last_that_a_process_has_written(tmp_path: Path) -> None:
+    written = (
+        'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 3 in wait\n'
+        'Current thread 0x2 (most recent call first):\n  File "/home/me/train.py", line 12 in loss\n'
+        '  File "/home/me/train.py", line 40 in main\n'
+    )
+    log = tmp_path / "rank0.log"
+    log.write_text(written, encoding="utf-8")
+    assert last_stack(log) == (
+        '  File "/home/me/train.py", line 40, in main\n  File "/home/me/train.py", line 12, in loss'
+    )
