@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.analysis.rows import trial_row
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import counted, parse_duration
 from harness.records.record import Record
@@ -74,7 +75,7 @@ def run_until(
         if goal.budget is not None:
             seconds_left = goal.budget - (clock() - started)
         out_of_time = next_repeat_seconds(records) > seconds_left
-        all_measured = all(_log_throughputs(records, cell.id) for cell in sweep.cells)
+        all_measured = all(_log_throughputs(sweep, records).values())
         has_failed = any(record.status in ("failed", "interrupted") for record in records)
         is_at_end = out_of_time or sweep.repeats >= MAX_REPEATS
         if is_at_end or not all_measured or (fail_fast and has_failed):
@@ -88,8 +89,8 @@ def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
     """Return whether every cell is measured as precisely as the goal asks; True without a goal."""
     if goal is None:
         return True
-    widest, _ = _least_precise(sweep, records)
-    return half_width(widest) <= goal.half_width
+    widths = map(half_width, _log_throughputs(sweep, records).values())
+    return max(widths) <= goal.half_width
 
 
 def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> str:
@@ -97,22 +98,25 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
 
     The intervals in the table of results are narrower, because they hold for a single look only.
     """
-    logs, label = _least_precise(sweep, records)
-    width = half_width(logs)
+    by_cell = _log_throughputs(sweep, records)
+    cell = max(sweep.cells, key=lambda cell: half_width(by_cell[cell.id]))
+    logs = by_cell[cell.id]
     trials = counted(len(logs), "trial")
-    target = f"--until: ±{goal.half_width:.1%}"
+    width = half_width(logs)
+    found = f"±{width:.1%} after {trials}, every look counted"
     if not math.isfinite(width):
-        return f"{label}: {trials}, no interval before {FEWEST}; {target}"
-    least = " least precise:" if len(sweep.cells) > 1 else ""
-    return f"{label}:{least} ±{width:.1%} after {trials}, every look counted; {target}"
+        found = f"{trials}, no interval before {FEWEST}"
+    return f"{cell.label}, the least precise: {found}; --until: ±{goal.half_width:.1%}"
 
 
-def _least_precise(sweep: Sweep, records: Sequence[Record]) -> tuple[list[float], str]:
-    """Return the log throughputs and the label of the cell with the widest interval."""
-    least_precise = max(
-        sweep.cells, key=lambda cell: half_width(_log_throughputs(records, cell.id))
-    )
-    return _log_throughputs(records, least_precise.id), least_precise.label
+def _log_throughputs(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the log throughputs of each cell's trials in the order in which they ran."""
+    logs: dict[str, list[float]] = {cell.id: [] for cell in sweep.cells}
+    for record in sorted(records, key=lambda record: record.started):
+        throughput = trial_row(record).throughput
+        if record.status == "done" and throughput and record.trial.cell.id in logs:
+            logs[record.trial.cell.id].append(math.log(throughput))
+    return logs
 
 
 def half_width(logs: Sequence[float]) -> float:
@@ -141,14 +145,3 @@ def next_repeat_seconds(records: Sequence[Record]) -> float:
         last_end = max(record.ended for record in repeat)
         longest = max(longest, min(one_by_one, last_end - first_start))
     return longest
-
-
-def _log_throughputs(records: Sequence[Record], cell_id: str) -> list[float]:
-    """Return the log throughputs of a cell's trials in the order in which they ran."""
-    logs = []
-    for record in sorted(records, key=lambda record: record.started):
-        if record.trial.cell.id != cell_id or record.status != "done":
-            continue
-        if record.summary and record.summary.throughput:
-            logs.append(math.log(record.summary.throughput))
-    return logs

@@ -1,36 +1,42 @@
 """Baselines, with which later runs are compared: one small file for each cell.
 
 They are under `results/baselines/<hardware>/<id>.json` and meant to be committed. The id is that of
-the cell's settings: later runs have other code, which is what a baseline is for. A baseline holds a
-`CellResult` as JSON: of every trial the throughput with its standard error, the target metric and
-the digests, but no steps, so that it stays small and reads well in a diff.
+the cell's settings: later runs have other code, which is what a baseline is for. A baseline holds the
+rows of the cell's trials, and no steps, so that it stays small and reads well in a diff.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from harness.analysis.result import SHARED_FIELDS, UNKNOWN, CellResult, Session
-from harness.core.errors import BadFile, BadInput, FileUnavailable
+from harness.analysis.result import SHARED_FIELDS, CellResult, Session
+from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
-from harness.core.validation import decode_value
-from harness.records.decode import FileFormat, parse_content, parse_json, read_bytes
-from harness.records.seal import object_text, with_seal
+from harness.records.decode import FileFormat, decode_file
+from harness.records.seal import sealed_text
 
 MOST_SESSIONS = 20  # of a baseline; older ones are dropped
-KIND = "harness baseline"  # says what the file is
-SCHEMA = 4
+KIND: Literal["harness baseline"] = "harness baseline"  # says what the file is
+SCHEMA = 5
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
     remedy="harness baseline writes it again",
     is_sealed=True,
 )
-NUMBER_LIST = re.compile(r"\[[-\d.e+,\s]+\]")  # a JSON list of nothing but numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What a baseline's file holds."""
+
+    kind: Literal["harness baseline"] = KIND
+    schema: int = SCHEMA
+    label: str  # of the cell, for people
+    result: CellResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,72 +106,35 @@ def _path(results: Results, cell: CellResult) -> Path:
     Raises BadInput for a cell without a measurement, or with trials under several conditions.
     """
     label = cell.cell.label
-    hardware = cell.hardware
     if not cell.measured_trials:
         reasons = cell.describe_left_out() or "none done"
         raise BadInput(
             f"{label}: found no trial with a measured throughput ({reasons}); allowed: at least one"
         )
-    if list(hardware) == [UNKNOWN] or len(hardware) != 1:
-        raise BadInput(
-            f"{label}: found trials of {' and '.join(hardware)}; allowed: one known hardware"
-        )
     for name, values in cell.mixed.items():
         raise BadInput(f"{label}: found trials of {name} {' and '.join(values)}; allowed: one")
-    return results.baselines / hardware[0] / f"{cell.cell.settings_id}.json"
+    return results.baselines / cell.hardware[0] / f"{cell.cell.settings_id}.json"
 
 
 def dump(cell: CellResult) -> str:
     """Return the content of a baseline file.
 
-    It is the same for the same trials, has lists of numbers on one line, so that it reads well in a
-    diff, and holds no path of this machine: of the data only what the cell's identity says of it.
+    It is the same for the same trials, and holds no path of this machine: of the data only what the
+    cell's identity says of it, and neither evaluations nor names of nodes.
     """
     identity_data = cell.cell.workload.identity.get("data") or {}
     workload = replace(cell.cell.workload, data=identity_data, file_states={})
-    trials = []
-    for trial in cell.trials:
-        # Of the evaluations there may be many, and the names of nodes belong to one cluster.
-        kept = replace(trial, improvements=(), nodes=())
-        trials.append(kept)
+    trials = [replace(trial, improvements=(), hosts=()) for trial in cell.trials]
     portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
-    header = {
-        "kind": KIND,
-        "schema": SCHEMA,
-        "id": cell.cell.settings_id,
-        "label": cell.cell.label,
-    }
-    text = object_text({**header, **asdict(portable)})
-    return with_seal(NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text))
+    return sealed_text(asdict(Baseline(label=cell.cell.label, result=portable)))
 
 
 def read(path: Path) -> CellResult:
     """Return the result in a baseline file.
 
-    Raises BadInput for a file that is no baseline, is incomplete, has another schema, or was saved
-    when cells had another meaning.
+    Raises BadInput for a file that is no baseline, is incomplete or changed, or has another schema.
     """
-    text = read_bytes(path, BASELINE_FORMAT)
-    content = parse_json(text, path, BASELINE_FORMAT)
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise BadFile(f"{path}: kind: found no {KIND!r}; allowed: what harness baseline writes")
-    content = parse_content(text, path, BASELINE_FORMAT)
-    cell_id = content.get("id")
-    try:
-        result: CellResult = decode_value(CellResult, content)
-        for trial in result.trials:  # JSON lets NaN and infinity through, which no trial can have
-            if trial.throughput is not None and not 0 < trial.throughput < math.inf:
-                raise ValueError(f"throughput: found {trial.throughput}")
-            if trial.metric is not None and not math.isfinite(trial.metric):
-                raise ValueError(f"metric: found {trial.metric}")
-    except ValueError as error:
-        raise BASELINE_FORMAT.error(path, f"not a valid baseline: {error}") from None
-    if result.cell.settings_id != cell_id:
-        raise BadFile(
-            f"{path}: id: found {cell_id!r}; allowed: {result.cell.settings_id}, its cell's own;"
-            " save it again"
-        )
-    return result
+    return decode_file(Baseline, path, BASELINE_FORMAT).result
 
 
 def files(results: Results, hardware: str | None = None) -> list[Path]:

@@ -10,51 +10,46 @@ than one.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
 
 from harness.analysis.cells import differing_axes, varying_axes
-from harness.analysis.convergence import convergence_difference, obstacles
+from harness.analysis.convergence import steps_question
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
-    MetricDifference,
-    metric_difference,
+    TrialPair,
+    metric_question,
     paired_trials,
     same_bits,
-    throughput_difference,
+    throughput_question,
 )
-from harness.analysis.result import UNKNOWN, CellResult
+from harness.analysis.result import CellResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
-from harness.records.differences import as_text, code_fields, differences, shown
-from harness.spec.axes import AXES
+from harness.records.differences import (
+    as_text,
+    code_fields,
+    differences,
+    identity_settings,
+    shown,
+)
 from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
-from harness.spec.environment import PREFIX, variable_of
-from harness.statistics.estimate import FEWEST_SESSIONS, Estimate
-from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, judge
+from harness.spec.environment import variable_of
+from harness.statistics.estimate import FEWEST_SESSIONS
+from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, Question, judge
 
-# Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
-READ_AXES = attrgetter(*AXES)
-# Besides the axes.
-IDENTITY = ("workload", "options", "data", "length", "evaluate", "stop", "warmup")
-DIFFERENCES = ("hardware", *IDENTITY, *AXES)  # the values of --across, besides variables
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 NOT_INTERLEAVED = (
     "not interleaved: what the machine did between the two counts as a difference of them"
 )
-LONGEST_VALUE = 60  # characters of a setting in an error message
-KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 # Fields that differ if the code differs, which is often the question.
 CODE_FIELDS = ("code", "harness.", "repository.")
-FIELDS_OF_STACK = "software."  # prefix of the fields that differ with another stack
-
-
-# Conditions that follow from an axis, and are not listed again for cells that differ in it.
+# What the fields begin with that follow from an axis, and are not listed again for cells that differ in it.
 FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
     "num_threads": ("settings.threads", "variables.OMP_NUM_THREADS"),
     "precision": ("settings.float32_matmul_precision",),
@@ -64,6 +59,7 @@ FIELDS_OF_AXES: Mapping[str, Sequence[str]] = {
         "variables.CUBLAS_WORKSPACE_CONFIG",
         "variables.NCCL_NVLS_ENABLE",
     ),
+    "stack": ("software.",),
 }
 
 
@@ -77,16 +73,12 @@ class Side:
     @property
     def hardware(self) -> set[str]:
         """The keys of all hardware that its cells were measured on."""
-        return hardware_of([self])
+        return {key for cell in self.cells for key in cell.hardware}
 
-
-def hardware_of(sides: Iterable[Side]) -> set[str]:
-    """Return the keys of all hardware that any of the sides was measured on."""
-    keys: set[str] = set()
-    for side in sides:
-        for cell in side.cells:
-            keys.update(cell.hardware)
-    return keys
+    @property
+    def axes(self) -> list[str]:
+        """The names of all axes of its cells."""
+        return axis_names(result.cell for result in self.cells)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,25 +105,27 @@ class Match:
     a: CellResult  # the reference
     b: CellResult  # the cell that is judged
     b_side: str  # the name of B's side
-    same_bits: int  # pairs of trials that ended with the same parameters
-    pairs: int  # pairs of trials with the same seed and repeat
     rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
 
-    @staticmethod
-    def of(a: CellResult, b: CellResult, b_side: str) -> Match:
-        """Return the match of two cells."""
-        pairs = paired_trials(a, b)
-        return Match(a=a, b=b, b_side=b_side, same_bits=same_bits(pairs), pairs=len(pairs))
+    @cached_property
+    def trial_pairs(self) -> Sequence[TrialPair]:
+        """The trials of both cells with the same seed and repeat."""
+        return paired_trials(self.a, self.b)
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of trials with the same seed and repeat."""
+        return len(self.trial_pairs)
+
+    @property
+    def same_bits(self) -> int:
+        """How many of them ended with the same parameters."""
+        return same_bits(self.trial_pairs)
 
     @property
     def has_other_lanes(self) -> bool:
         """Whether the two cells' trials, if both have any, ran next to different numbers of others."""
         return bool(self.a.lanes and self.b.lanes) and self.a.lanes != self.b.lanes
-
-    @property
-    def hardware(self) -> list[str]:
-        """The keys of all hardware that the two were measured on."""
-        return [*self.a.hardware, *self.b.hardware]
 
     @property
     def sides(self) -> tuple[tuple[str, CellResult], tuple[str, CellResult]]:
@@ -146,9 +140,9 @@ class MetricRow:
     a: CellResult  # the reference
     b: CellResult  # the cell that is judged
     b_side: str  # the name of B's side
-    mean_a: float  # in the metric's unit; geometric for throughput
-    mean_b: float  # and that of B
-    verdict: MetricVerdict  # with the effect, its interval and what could have been detected
+    verdict: (
+        MetricVerdict  # with the means, the effect, its interval and what could have been detected
+    )
 
     @property
     def metric(self) -> Metric:
@@ -198,18 +192,18 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     Code and software may differ and are then named in `CellComparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    sides = [a, *other_sides]
-    names = dict.fromkeys([*DIFFERENCES, *_axes_of(sides)])  # an ordered set
-    for side in sides:
+    names = {"hardware", *SECTIONS}
+    for side in (a, *other_sides):
+        names.update(side.axes)
         for result in side.cells:
-            names.update(dict.fromkeys(identity_settings(result.cell)))
-    check_across(rules.across, list(names))
+            names.update(identity_settings(result.cell))
+    check_across(rules.across, names)
     matches, missing, differences = [], [], []
     for b in other_sides:
         alike, unmatched = match_cells(a, b, rules.across)
         for cell_a, cell_b in alike:
             differences += _condition_differences(a.name, cell_a, b.name, cell_b, rules.across)
-            matches.append(Match.of(cell_a, cell_b, b.name))
+            matches.append(Match(a=cell_a, b=cell_b, b_side=b.name))
         missing += unmatched
     return _judge_matches(matches, missing, list(dict.fromkeys(differences)), rules)
 
@@ -220,7 +214,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     Cells are in one group if they differ in no other setting, except axes that follow these, as those
     under the same `zip`. Raises BadInput for a name that is no axis, and if no group has two cells.
     """
-    check_across(axes, _axes_of([side]), "--by")
+    check_across(axes, side.axes, "--by")
     cells = [result.cell for result in side.cells]
     together = list(axes)
     for axis in varying_axes(cells):
@@ -254,7 +248,7 @@ def _compare_groups(
     matches = []
     for reference, *other_cells in groups.values():
         for cell in other_cells:
-            matches.append(Match.of(reference, cell, side_name))
+            matches.append(Match(a=reference, b=cell, b_side=side_name))
     if not matches:
         return None
     differences: set[str] = set()
@@ -272,14 +266,6 @@ def _alike_but_for(side: Side, axes: Iterable[str]) -> dict[str, list[CellResult
     return groups
 
 
-def _axes_of(sides: Iterable[Side]) -> list[str]:
-    """Return the names of all axes of the sides' cells."""
-    cells = []
-    for side in sides:
-        cells += [result.cell for result in side.cells]
-    return axis_names(cells)
-
-
 def against_first(side: Side) -> CellComparison | None:
     """Compare each cell of a sweep with the first measured one of its workload.
 
@@ -288,7 +274,7 @@ def against_first(side: Side) -> CellComparison | None:
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     ordered = Side(name=side.name, cells=measured_first)
-    groups = _alike_but_for(ordered, _axes_of([side]))
+    groups = _alike_but_for(ordered, side.axes)
     return _compare_groups(groups, side.name, Rules(across=("hardware",)))
 
 
@@ -297,36 +283,6 @@ def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--
     for name in names:
         if name not in allowed:
             raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
-
-
-@lru_cache(KEPT_CELLS)
-def identity_settings(cell: Cell) -> Mapping[str, Any]:
-    """Return all settings that decide a cell's result, by their names for --across.
-
-    They are exactly those in the cell's id: without the label of the workload, which the sweep
-    chooses, and without absolute paths of data, which belong to one machine.
-    """
-    identity = cell.workload.identity
-    settings: dict[str, Any] = {}
-    if cell.stack is not None:
-        settings["stack.command"] = str(cell.stack)
-    for section in SECTIONS:
-        for name, value in (identity.get(section) or {}).items():
-            settings[f"{section}.{name}"] = value
-    for name in ("arguments", "target"):
-        if name in identity:
-            settings[name] = identity[name]
-    return {
-        "workload": identity["uses"],
-        **settings,
-        **cell.workload.file_digests,
-        "length": asdict(cell.length),
-        "evaluate": asdict(cell.evaluate),
-        "stop": None if cell.stop is None else asdict(cell.stop),
-        "warmup": cell.warmup,
-        **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
-        **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
-    }
 
 
 def matching_key(cell: Cell, across: Collection[str]) -> str:
@@ -415,9 +371,10 @@ def _condition_differences(
     """
     if not a.trials or not b.trials:
         return []
-    hardware_a, hardware_b = _hardware(a), _hardware(b)
+    hardware_a, hardware_b = " and ".join(sorted(a.hardware)), " and ".join(sorted(b.hardware))
     lines: list[str] = []
-    if not _is_same_hardware(hardware_a, hardware_b):
+    # A cell that was measured on two kinds is a mean over both, which equals nothing.
+    if hardware_a != hardware_b or len(a.hardware) > 1:
         line = f"hardware: {hardware_a} ({a_name}), {hardware_b} ({b_name})"
         if "hardware" not in across:
             raise BadInput(
@@ -425,25 +382,14 @@ def _condition_differences(
                 " if that is the question: --across hardware"
             )
         lines.append(line)
-    return lines + _detailed_differences(a_name, a, b_name, b)
-
-
-def _detailed_differences(a_name: str, a: CellResult, b_name: str, b: CellResult) -> list[str]:
-    """Return the fields of code and environment in which two cells differ, but not by an axis."""
     table_a, table_b = _code_and_environment(a), _code_and_environment(b)
-    if table_a == table_b:
-        return []
-    fields_of_axes: set[str] = set()  # which follow from axes in which the cells differ
+    from_axes: list[str] = []  # which follow from axes in which the cells differ
     for axis in differing_axes(a.cell, b.cell):
-        fields_of_axes.update(FIELDS_OF_AXES.get(axis, ()))
-        variable = variable_of(axis)
-        if variable is not None:
-            fields_of_axes.add(f"variables.{variable}")
-    has_other_stack = a.cell.axes.stack != b.cell.axes.stack
-    lines = []
+        from_axes += FIELDS_OF_AXES.get(axis, ())
+        if variable_of(axis) is not None:
+            from_axes.append(f"variables.{variable_of(axis)}")
     for difference in differences(table_a, table_b):
-        follows_from_stack = has_other_stack and difference.field.startswith(FIELDS_OF_STACK)
-        if difference.field not in fields_of_axes and not follows_from_stack:
+        if not difference.field.startswith(tuple(from_axes)):
             value_a, value_b = shown(difference.a), shown(difference.b)
             lines.append(f"{difference.field}: {value_a} ({a_name}), {value_b} ({b_name})")
     return lines
@@ -462,19 +408,6 @@ def _code_and_environment(cell: CellResult) -> dict[str, str]:
     return table
 
 
-def _hardware(cell: CellResult) -> str:
-    """Return the keys of a cell's hardware, joined if its trials had several."""
-    return " and ".join(sorted(cell.hardware)) or UNKNOWN
-
-
-def _is_same_hardware(a: str, b: str) -> bool:
-    """Return whether the hardware of two cells is known to be equal.
-
-    A cell that was measured on two kinds is a mean over both, which equals nothing.
-    """
-    return a == b and UNKNOWN not in a and " and " not in a
-
-
 def _judge_matches(
     matches: Sequence[Match], unmatched: Sequence[str], differences: Sequence[str], rules: Rules
 ) -> CellComparison:
@@ -483,37 +416,20 @@ def _judge_matches(
     `unmatched` are messages on cells that only one side has, `differences` those between the
     conditions of the sides.
     """
-    missing = list(unmatched)
-    notes: list[str] = []
-    numbered: list[tuple[int, MetricDifference]] = []  # each with the number of its match
-    for number, match in enumerate(matches):
-        min_effect, accuracy_margin = rules.limits(match.b.cell)
-        speed = throughput_difference(match.a, match.b, min_effect)
-        accuracy = metric_difference(match.a, match.b, accuracy_margin)
-        convergence = _convergence(match, rules, missing)
-        for difference in (speed, accuracy, convergence):
-            if difference is not None:
-                numbered.append((number, difference))
-        missing += _missing(match, speed, accuracy)
-        notes += _notes(match, speed)
-    questions = [difference.question for _, difference in numbered]
-    verdicts = judge(questions, alpha=rules.alpha)
-    rows: list[list[MetricRow]] = [[] for _ in matches]
-    for (number, difference), verdict in zip(numbered, verdicts, strict=True):
-        match = matches[number]
-        rows[number].append(
-            MetricRow(
-                a=match.a,
-                b=match.b,
-                b_side=match.b_side,
-                mean_a=difference.mean_a,
-                mean_b=difference.mean_b,
-                verdict=verdict,
-            )
-        )
+    missing, notes = list(unmatched), []
+    questions: list[list[Question]] = []  # of each match
+    for match in matches:
+        asked, problems = _ask(match, rules)
+        questions.append(asked)
+        missing += [f"{match.b.cell.label}: {problem}" for problem in problems]
+        notes += _notes(match, asked)
+    verdicts = iter(judge(list(chain.from_iterable(questions)), alpha=rules.alpha))
     judged = []
-    for match, rows_of_match in zip(matches, rows, strict=True):
-        judged.append(replace(match, rows=rows_of_match))
+    for match, asked in zip(matches, questions, strict=True):
+        rows = []
+        for verdict in islice(verdicts, len(asked)):
+            rows.append(MetricRow(a=match.a, b=match.b, b_side=match.b_side, verdict=verdict))
+        judged.append(replace(match, rows=rows))
     return CellComparison(
         matches=judged,
         differences=differences,
@@ -523,97 +439,74 @@ def _judge_matches(
     )
 
 
-def _convergence(match: Match, rules: Rules, missing: list[str]) -> MetricDifference | None:
-    """Return the difference in steps to the goal, None without a goal.
+def _ask(match: Match, rules: Rules) -> tuple[list[Question], list[str]]:
+    """Return the questions on a match, and what is missing for others: with it, nothing can pass.
 
-    The reasons why there is none despite a goal are added to `missing`.
+    Trials that failed, were interrupted or never ran could have changed the verdict; invalid ones are
+    left out on purpose and only noted (`_notes`).
     """
-    if rules.goal is None:
-        return None
-    for obstacle in obstacles(match.a, match.b, rules.goal):
-        missing.append(f"{match.b.cell.label}: {obstacle}")
-    return convergence_difference(match.a, match.b, rules.goal)
-
-
-def _missing(
-    match: Match, speed: MetricDifference | None, accuracy: MetricDifference | None
-) -> list[str]:
-    """Return messages on missing measurements of a match, with which the comparison can't pass.
-
-    `speed` and `accuracy` are the differences that could be estimated. Trials that failed, were
-    interrupted or never ran could have changed the verdict; invalid ones are left out on purpose
-    and only noted (`_notes`).
-    """
+    a, b = match.a, match.b
+    min_effect, accuracy_margin = rules.limits(b.cell)
+    speed = throughput_question(a, b, min_effect)
+    accuracy = metric_question(a, b, accuracy_margin)
+    questions = [question for question in (speed, accuracy) if question is not None]
     problems = []
-    unmeasured = _unmeasured_sides(match)
-    if speed is None and not unmeasured:
-        units = " and ".join(f"{side.throughput_unit} in {letter}" for letter, side in match.sides)
-        problems.append(f"throughput is in {units}, which can't be compared")
-    elif speed is None:
-        problems.append(f"no measured throughput in {unmeasured}")
-    else:
-        if accuracy is None and (match.a.target or match.b.target):
-            problems.append("no target metric that both sides have")
-        if match.a.trials == match.b.trials:
-            problems.append("both sides are the same trials, so there is nothing to compare")
-        for letter, side in match.sides:
-            for status, count in side.left_out.items():
-                if status != "invalid":
-                    problems.append(f"{counted(count, f'{status} trial')} of {letter}")
-    return [f"{match.b.cell.label}: {problem}" for problem in problems]
-
-
-def _unpaired_notes(match: Match, estimate: Estimate) -> list[str]:
-    """Return the note on throughputs that were not compared in pairs, none that has no use."""
-    if estimate.unit == "trials":
-        return [NOT_INTERLEAVED]
-    if estimate.unit == "sessions" and estimate.standard_error is None:
-        count = counted(estimate.count, "session")
-        problem = f"a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
-        return [f"{match.b.cell.label}: the baseline has {count}; {problem}"]
-    return []
-
-
-def _notes(match: Match, speed: MetricDifference | None) -> list[str]:
-    """Return notes on a match.
-
-    They say that its sides were not measured in turn or ran next to different numbers of trials,
-    that trials of one side ran under different versions, that trials were unsteady, and that invalid
-    trials are left out of the means.
-    """
-    notes = []
-    if speed is not None:
-        notes += _unpaired_notes(match, speed.question.estimate)
-    if match.a.has_unsteady_trials or match.b.has_unsteady_trials:
-        notes.append(f"{match.b.cell.label}: some trials never reached a steady state")
-    for letter, side in match.sides:
-        for name, values in side.mixed.items():
-            listed = " and ".join(map(shown, values))
-            notes.append(
-                f"{match.b.cell.label}: trials of {letter} are of different {name}: {listed}"
-            )
+    if rules.goal is not None:
+        steps = steps_question(a, b, rules.goal)
+        if isinstance(steps, str):
+            problems.append(steps)
+        else:
+            questions.append(steps)
     if speed is None:
-        return notes
+        return questions, [*problems, _describe_unmeasured(match)]
+    if accuracy is None and (a.target or b.target):
+        problems.append("no target metric that both sides have")
+    if a.trials == b.trials:
+        problems.append("both sides are the same trials, so there is nothing to compare")
+    for letter, side in match.sides:
+        for status, count in side.left_out.items():
+            if status != "invalid":
+                problems.append(f"{counted(count, f'{status} trial')} of {letter}")
+    return questions, problems
+
+
+def _describe_unmeasured(match: Match) -> str:
+    """Return why throughputs can't be compared: `no measured throughput in A (2 failed)`."""
+    unmeasured = []
+    for letter, side in match.sides:
+        if not side.log_throughputs:
+            unmeasured.append(f"{letter} ({side.describe_left_out() or 'too few steps'})")
+    if unmeasured:
+        return f"no measured throughput in {' and '.join(unmeasured)}"
+    units = " and ".join(f"{side.throughput_unit} in {letter}" for letter, side in match.sides)
+    return f"throughput is in {units}, which can't be compared"
+
+
+def _notes(match: Match, questions: Sequence[Question]) -> list[str]:
+    """Return notes on a match: what a reader should know who believes its verdicts."""
+    notes = []
+    throughput = [question for question in questions if question.metric.name in THROUGHPUT_UNITS]
+    units = {question.estimate.unit for question in throughput}
+    for question in throughput:
+        estimate = question.estimate
+        if estimate.unit == "sessions" and estimate.standard_error is None:
+            count = counted(estimate.count, "session")
+            problem = f"a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
+            notes.append(f"the baseline has {count}; {problem}")
+    if any(trial.settled is False for trial in (*match.a.trials, *match.b.trials)):
+        notes.append("some trials never reached a steady state")
     if match.has_other_lanes:
         lanes = [f"{' and '.join(map(str, side.lanes))} ({letter})" for letter, side in match.sides]
         notes.append(
-            f"{match.b.cell.label}: trials side by side: {', '.join(lanes)}, which may have caused a"
-            " difference; --parallel 1 measures each trial alone"
+            f"trials side by side: {', '.join(lanes)}, which may have caused a difference;"
+            " --parallel 1 measures each trial alone"
         )
     for letter, side in match.sides:
+        for name, values in side.mixed.items():
+            listed = " and ".join(map(shown, values))
+            notes.append(f"trials of {letter} are of different {name}: {listed}")
         invalid = side.left_out.get("invalid")
         if invalid:
-            left_out = counted(invalid, "invalid trial")
-            notes.append(f"{match.b.cell.label}: left out {left_out} of {letter}")
-    return notes
-
-
-def _unmeasured_sides(match: Match) -> str:
-    """Return the sides without a measured throughput, and why: `A (2 failed) and B (too few
-    steps)`.
-    """
-    sides = []
-    for letter, side in match.sides:
-        if not side.log_throughputs:
-            sides.append(f"{letter} ({side.describe_left_out() or 'too few steps'})")
-    return " and ".join(sides)
+            notes.append(f"left out {counted(invalid, 'invalid trial')} of {letter}")
+    of_match = [f"{match.b.cell.label}: {note}" for note in notes]
+    return [NOT_INTERLEAVED, *of_match] if "trials" in units else of_match

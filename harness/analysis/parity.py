@@ -7,14 +7,12 @@ is read, because more seeds may have been recorded since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
-from harness.analysis.distance import TensorDistance, worst_distance
-from harness.analysis.questions import ACCURACY_MARGIN, metric_difference
+from harness.analysis.questions import ACCURACY_MARGIN, metric_question
 from harness.analysis.result import CellResult
-from harness.analysis.rungs import Rung, at_least
+from harness.analysis.rungs import Rung, TensorDistance, at_least, worst_distance
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.bounds import Amount, Moment, Number, Ordinal
@@ -23,14 +21,13 @@ from harness.records.seal import sealed_text
 from harness.spec.cell import Cell
 from harness.statistics.verdict import MetricVerdict, judge
 
-SCHEMA = 4
+SCHEMA = 5
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
     remedy="harness parity measures it again",
     is_sealed=True,
 )
-SeedOutcome = Literal["same", "different", "inconclusive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +37,6 @@ class FirstDifference:
     step: Ordinal  # counted from 1
     phase: str  # one of `harness.records.trace.PHASES`
     ranks: Sequence[Number]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedEvidence:
-    """The evidence of the target metric over seeds."""
-
-    metric: str
-    outcome: SeedOutcome
-    seeds: Number  # that both cells have
-    difference: float  # the mean over seeds, in the metric's unit
-    # The interval of the difference by which the outcome was decided; None where seeds are too few.
-    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +64,17 @@ class CellParity:
     tensor_rung: Rung | None = None  # reached by the tensors; None: seeds decide
     # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.
     trajectory: Sequence[TensorDistance] = ()
-    seeds: SeedEvidence | None = None  # None if it is not needed, or nothing is recorded
+    # On the target metric over seeds; None if it is not needed, or fewer than two seeds are recorded.
+    seeds: MetricVerdict | None = None
 
     @property
     def rung(self) -> Rung | None:
         """Return the highest rung that is shown, None if it is unknown."""
         if self.tensor_rung is not None or self.seeds is None:
             return self.tensor_rung
-        outcomes: Mapping[str, Rung] = {"same": "equivalent", "different": "different"}
-        return outcomes.get(self.seeds.outcome)
+        if self.seeds.outcome == "inconclusive":
+            return None
+        return "equivalent" if self.seeds.outcome == "same" else "different"
 
     @property
     def is_compared(self) -> bool:
@@ -114,10 +101,7 @@ class SweepParity:
 
     def of(self, cell: Cell) -> CellParity | None:
         """Return the parity of a cell, None for a reference and for a cell that was not measured."""
-        for parity in self.cells:
-            if parity.cell.id == cell.id:
-                return parity
-        return None
+        return next((parity for parity in self.cells if parity.cell.id == cell.id), None)
 
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
@@ -179,33 +163,14 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
             continue
         if result is None or reference is None:
             continue
-        difference = metric_difference(reference, result, parity.margin)
-        if difference is not None and difference.question.estimate.paired:
-            questions[cell.cell.id] = difference.question
+        question = metric_question(reference, result, parity.margin)
+        if question is None or not question.estimate.paired:
+            continue
+        if question.estimate.standard_error is not None:
+            questions[cell.cell.id] = question
     verdicts = dict(zip(questions, judge(list(questions.values())), strict=True))
-    cells = []
-    for cell in parity.cells:
-        verdict = verdicts.get(cell.cell.id)
-        cells.append(replace(cell, seeds=_seed_evidence(verdict)))
+    cells = [replace(cell, seeds=verdicts.get(cell.cell.id)) for cell in parity.cells]
     return replace(parity, cells=cells)
-
-
-def _seed_evidence(verdict: MetricVerdict | None) -> SeedEvidence | None:
-    """Return the evidence of seeds about a cell; None without a verdict."""
-    if verdict is None:
-        return None
-    outcome: SeedOutcome = "inconclusive"
-    if verdict.outcome == "same":
-        outcome = "same"
-    elif verdict.outcome != "inconclusive":
-        outcome = "different"
-    return SeedEvidence(
-        metric=verdict.metric.name,
-        outcome=outcome,
-        seeds=verdict.estimate.count,
-        difference=verdict.estimate.value,
-        interval=verdict.interval,
-    )
 
 
 def write_parity(folder: SweepFolder, parity: SweepParity) -> None:

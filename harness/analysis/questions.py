@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.result import CellResult, TrialResult
+from harness.analysis.result import CellResult
+from harness.analysis.rows import TrialRow
 from harness.statistics.estimate import (
     Estimate,
     between_sessions,
@@ -35,16 +36,7 @@ SPEED = Metric(
 ACCURACY_MARGIN = 0.01  # in the target metric's unit
 ROUNDING = 1e-12  # differences up to it are rounding errors of the same value
 
-TrialPair = tuple[TrialResult, TrialResult]  # of A and of B, with the same seed and repeat
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricDifference:
-    """A question, and the means of both sides as people read them."""
-
-    question: Question  # with the estimate of B against A
-    mean_a: float  # geometric for throughput, else arithmetic
-    mean_b: float
+TrialPair = tuple[TrialRow, TrialRow]  # of A and of B, with the same seed and repeat
 
 
 def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
@@ -63,10 +55,8 @@ def same_bits(pairs: Sequence[TrialPair]) -> int:
     return sum(a.parameter_digest == b.parameter_digest for a, b in pairs)
 
 
-def throughput_difference(
-    a: CellResult, b: CellResult, min_effect: float
-) -> MetricDifference | None:
-    """Return the log ratio of throughputs, None if one side has none or if their units differ.
+def throughput_question(a: CellResult, b: CellResult, min_effect: float) -> Question | None:
+    """Return the question of the log ratio of throughputs, None if one side has none or if their units differ.
 
     A baseline is compared by its sessions, with the noise of trials where that is larger. Other sides
     are by pairs where they ran interleaved, one pair after the other. Otherwise they are independent.
@@ -88,8 +78,9 @@ def throughput_difference(
     else:
         estimate = unpaired(a.independent_logs, b.independent_logs)
     metric = replace(SPEED, name=b.throughput_unit, min_effect=min_effect)
-    return MetricDifference(
-        question=Question(metric=metric, estimate=estimate),
+    return Question(
+        metric=metric,
+        estimate=estimate,
         mean_a=math.exp(fmean(logs_a)),
         mean_b=math.exp(fmean(logs_b)),
     )
@@ -133,7 +124,7 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     for a, b in pairs:
         if not _ran_on_same_nodes(a, b):
             return False
-        nodes = frozenset([*a.nodes, *b.nodes])
+        nodes = frozenset([*a.hosts, *b.hosts])
         by_nodes.setdefault(nodes, []).append((a, b))
     if not all(_are_in_turn(pairs_of_nodes, lanes) for pairs_of_nodes in by_nodes.values()):
         return False
@@ -143,14 +134,14 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
 
 
-def _ran_on_same_nodes(a: TrialResult, b: TrialResult) -> bool:
+def _ran_on_same_nodes(a: TrialRow, b: TrialRow) -> bool:
     """Return whether the nodes of one trial were also those of the other, which may have had more.
 
     Where they are unknown, trials of the same sweep count as if they were.
     """
-    if not a.nodes or not b.nodes:
+    if not a.hosts or not b.hosts:
         return a.sweep == b.sweep
-    nodes_a, nodes_b = set(a.nodes), set(b.nodes)
+    nodes_a, nodes_b = set(a.hosts), set(b.hosts)
     return nodes_a <= nodes_b or nodes_b <= nodes_a
 
 
@@ -169,8 +160,8 @@ def _are_in_turn(pairs: Sequence[TrialPair], lanes: int) -> bool:
     return True
 
 
-def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDifference | None:
-    """Return the difference of the target metric over seeds, each seed the mean of its repeats.
+def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | None:
+    """Return the question of the target metric over seeds, each seed the mean of its repeats.
 
     `margin` is the smallest difference that matters, in the metric's unit. The means are over the
     seeds that both sides have, as far as there are any. None if the sides have no metric in common.
@@ -188,8 +179,9 @@ def metric_difference(a: CellResult, b: CellResult, margin: float) -> MetricDiff
         better=f"better {name}",
         worse=f"worse {name}",
     )
-    return MetricDifference(
-        question=Question(metric=metric, estimate=_metric_estimate(a, b, common)),
+    return Question(
+        metric=metric,
+        estimate=_metric_estimate(a, b, common),
         mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
         mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
     )

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.analysis import baseline
-from harness.analysis.compare import Side, hardware_of
+from harness.analysis.compare import Side
 from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
@@ -21,7 +20,7 @@ from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.records.decode import FileFormat, read_json
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.records.store import read_recorded_sweep
+from harness.records.store import RecordedSweep, read_recorded_sweep
 from harness.spec.selected import select_trials
 from harness.spec.sweep import Sweep
 
@@ -35,57 +34,54 @@ FORMS = (
 def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) -> list[Side]:
     """Return the results that each name stands for, as `FORMS` lists them.
 
-    `baseline` means the baselines of the hardware of the other names and of the sides that were `loaded`
-    before, and of these those of their cells and sweeps, or all if there are none. Of several baselines
-    of a cell it is the one of the hardware that the cell ran on.
-    Raises BadInput for an unknown or ambiguous name.
+    `baseline` depends on the other names, and on the sides that were `loaded` before. Raises BadInput for
+    an unknown or ambiguous name.
     """
     sides = {}
     for name in names:
-        if name != BASELINE:  # comes last, because it depends on the hardware of the others
+        if name != BASELINE:
             sides[name] = Side(name=name, cells=find(results, name).cells)
     if BASELINE in names:
-        other_sides = [*sides.values(), *loaded]
-        others = [result for side in other_sides for result in side.cells]
-        hardware = hardware_of(other_sides)
-        if others and not hardware:  # that of trials that all failed is unknown
-            hardware = {path.parent.name for path in baseline.files(results)}
-        baselines = _read_baselines(results, sorted(hardware))
-        related = _related(baselines, others) or baselines
-        sides[BASELINE] = Side(name=BASELINE, cells=_one_for_each_cell(related, others))
+        others = [result for side in (*sides.values(), *loaded) for result in side.cells]
+        sides[BASELINE] = Side(name=BASELINE, cells=_baselines_of(results, others))
     return [sides[name] for name in names]
 
 
-def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> list[CellResult]:
-    """Return the baselines of the cells of other results, and of the sweeps that these are of.
+def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellResult]:
+    """Return the baselines that other results are compared with, one of each cell.
 
-    Cells that a sweep has lost since are among them, as they must count as missing.
+    They are those of the hardware of the others, and of these those of their cells and sweeps, or all if
+    there are none: a cell that a sweep has lost since must count as missing. Of several baselines of a
+    cell it is the one of the hardware that the cell ran on. Raises BadInput where there are none.
     """
-    ids = {result.cell.settings_id for result in others}
+    # That of trials that all failed is unknown.
+    hardware = {key for result in others for key in result.hardware}
+    paths = baseline.files(results)
+    chosen = [path for path in paths if not hardware or path.parent.name in hardware]
+    if not chosen:
+        kinds = ", ".join(sorted({path.parent.name for path in paths}))
+        raise BadInput(
+            f"{results.baselines}: found no baseline of {' or '.join(sorted(hardware)) or 'any hardware'};"
+            f" allowed: {kinds or 'nothing'}; harness baseline SWEEP makes one"
+        )
+    baselines = list(map(baseline.read, chosen))
+    ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
+    for result in others:
+        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
     sweeps = {trial.sweep for result in others for trial in result.trials}
     related = []
     for result in baselines:
         is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
-        if is_of_sweep or result.cell.settings_id in ids:
+        if is_of_sweep or result.cell.settings_id in ran_on:
             related.append(result)
-    return related
-
-
-def _one_for_each_cell(
-    baselines: Sequence[CellResult], others: Sequence[CellResult]
-) -> list[CellResult]:
-    """Return one baseline of each cell: of hardware that the cell ran on, else the first."""
-    ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
-    for result in others:
-        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
-    chosen: dict[str, CellResult] = {}
-    for result in baselines:
+    by_cell: dict[str, CellResult] = {}
+    for result in related or baselines:
         settings_id = result.cell.settings_id
-        hardware = ran_on.get(settings_id, set())
-        first = chosen.setdefault(settings_id, result)
-        if hardware.isdisjoint(first.hardware) and hardware & set(result.hardware):
-            chosen[settings_id] = result
-    return list(chosen.values())
+        first = by_cell.setdefault(settings_id, result)
+        same_hardware = ran_on.get(settings_id, set())
+        if same_hardware.isdisjoint(first.hardware) and same_hardware & set(result.hardware):
+            by_cell[settings_id] = result
+    return list(by_cell.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +92,8 @@ class Named:
     baselines: Sequence[CellResult] = ()
     sweep: Sweep | None = None  # the one that the name is of
     folder: Path | None = None  # of the records' sweep; None if they are in none
+    # The folders of trials that a path names, by their ids; others are in `folder`.
+    trial_folders: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[CellResult]:
@@ -116,10 +114,8 @@ def find(results: Results, name: str) -> Named:
 
     A sweep comes before a path, so that a folder that happens to have its name does not hide it.
     """
-    if results.sweep_folder(name).spec_path.exists():
-        recorded = read_recorded_sweep(results, name)
-        if recorded.unreadable:  # a judgment is of all trials or of none
-            raise BadInput(recorded.unreadable[0])
+    recorded = _read_sweep(results, name)
+    if recorded is not None:
         folder = results.sweep_folder(name).path
         named = Named(records=recorded.records, sweep=recorded.sweep, folder=folder)
     elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: for a name that is too long
@@ -136,12 +132,18 @@ def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
 
     Raises BadInput for a record that can't be read.
     """
-    if not results.sweep_folder(sweep_name).spec_path.exists():
-        return []
-    recorded = read_recorded_sweep(results, sweep_name)
+    recorded = _read_sweep(results, sweep_name)
+    return [] if recorded is None else aggregate(recorded.records)
+
+
+def _read_sweep(results: Results, name: str) -> RecordedSweep | None:
+    """Read a sweep whole, as a judgment is of all trials or of none; None if it never ran."""
+    if not results.sweep_folder(name).spec_path.exists():
+        return None
+    recorded = read_recorded_sweep(results, name)
     if recorded.unreadable:
         raise BadInput(recorded.unreadable[0])
-    return aggregate(recorded.records)
+    return recorded
 
 
 def _records_of_cell(results: Results, name: str) -> Named:
@@ -195,16 +197,8 @@ def find_trial(
     (record,) = records
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
-    folder = Path(name)
-    # False for a name that is too long for a file, where `Path` raises.
-    is_of_trial = os.path.isfile(folder)  # noqa: PTH113
-    if os.path.isdir(folder):  # noqa: PTH112
-        is_of_trial = TrialFolder.newest(folder).record_path.exists()
-    if named.folder is not None and (named.sweep is not None or not is_of_trial):
-        folder = named.folder / record.trial.id
-    elif folder.is_file():
-        folder = TrialFolder.of_attempt(folder.parent).path
-    return record, folder
+    folder = named.folder or Path()
+    return record, named.trial_folders.get(record.trial.id, folder / record.trial.id)
 
 
 def best_record(records: Sequence[Record], name: str) -> Record:
@@ -219,63 +213,40 @@ def best_record(records: Sequence[Record], name: str) -> Record:
             f"--best: {name} has the workloads {', '.join(workloads)}, whose metrics don't compare;"
             f" needed: --only workload={next(iter(workloads))}, or another"
         )
-    best, best_value = None, -math.inf
+    scores = []  # of each record that has one
     for record in records:
-        if record.status != "done" or record.summary is None or record.rank0 is None:
-            continue
-        metric = record.summary.best_metric
-        if metric is None:
-            continue
-        value = record.rank0.target.score(metric)
-        if best is None or value > best_value:
-            best, best_value = record, value
-    if best is None:
+        metric = None if record.summary is None else record.summary.best_metric
+        if record.status == "done" and record.rank0 is not None and metric is not None:
+            scores.append((record.rank0.target.score(metric), record))
+    if not scores:
         raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
-    return best
+    return max(scores, key=lambda entry: entry[0])[1]
 
 
 def _at_path(path: Path) -> Named:
-    """Return what is in a file or folder.
+    """Return what is in a file or folder; raises BadInput for records and baselines side by side.
 
     The path is that of a record or a baseline, of the folder of a trial or of a sweep, or of a
     folder of baselines. Raises BadInput for a folder that holds none of these.
     """
-    if path.is_file():
-        return _in_files([path])
-    of_trial = TrialFolder.newest(path).record_path
-    paths = [of_trial]
-    if not of_trial.exists():
-        record_paths = {*path.glob("*/record.json"), *SweepFolder(path).record_paths()}
-        paths = sorted(record_paths or path.glob("*.json"))
-    if not paths:
-        raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
-    return _in_files(paths)
-
-
-def _in_files(paths: Sequence[Path]) -> Named:
-    """Return what records or baselines hold; raises BadInput for both side by side."""
-    records, baselines = [], []
-    for path in paths:
-        content = read_json(path, EITHER_FORMAT)
+    paths = [path]
+    if not path.is_file():
+        paths = [TrialFolder.newest(path).record_path]
+        if not paths[0].exists():
+            record_paths = {*path.glob("*/record.json"), *SweepFolder(path).record_paths()}
+            paths = sorted(record_paths or path.glob("*.json"))
+    records, baselines, folders = [], [], {}
+    for file in paths:
+        content = read_json(file, EITHER_FORMAT)
         if isinstance(content, dict) and content.get("kind") == baseline.KIND:
-            baselines.append(baseline.read(path))
-        else:
-            records.append(read_record(path))
+            baselines.append(baseline.read(file))
+            continue
+        record = read_record(file)
+        records.append(record)
+        folders[record.trial.id] = TrialFolder.of_attempt(file.absolute().parent).path
+    if not records and not baselines:
+        raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
     if records and baselines:
-        raise BadInput(f"{paths[0].parent}: found records and baselines; allowed: one of them")
-    trial_folder = TrialFolder.of_attempt(paths[0].absolute().parent)
-    return Named(records=records, baselines=baselines, folder=trial_folder.path.parent)
-
-
-def _read_baselines(results: Results, hardware: Sequence[str]) -> list[CellResult]:
-    """Return the baselines of all of these kinds of hardware; raises BadInput if there are none."""
-    baselines: list[CellResult] = []
-    for kind in hardware:
-        baselines += map(baseline.read, baseline.files(results, kind))
-    if baselines:
-        return baselines
-    kinds = sorted({path.parent.name for path in baseline.files(results)})
-    raise BadInput(
-        f"{results.baselines}: found no baseline of {' or '.join(hardware) or 'any hardware'};"
-        f" allowed: {', '.join(kinds) or 'nothing'}; harness baseline SWEEP makes one"
-    )
+        raise BadInput(f"{path}: found records and baselines; allowed: one of them")
+    folder = TrialFolder.of_attempt(paths[0].absolute().parent).path.parent
+    return Named(records=records, baselines=baselines, folder=folder, trial_folders=folders)

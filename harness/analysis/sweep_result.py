@@ -7,20 +7,14 @@ computed when they are first read, because some callers only need means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
-from harness.analysis.questions import SPEED, throughput_difference
-from harness.analysis.result import (
-    UNRECORDED,
-    CellResult,
-    join,
-    of_trials,
-    without_trials,
-)
+from harness.analysis.questions import SPEED, throughput_question
+from harness.analysis.result import UNRECORDED, CellResult, cell_result
 from harness.core.errors import BadInput
 from harness.records.record import Record
 from harness.spec.cell import Cell, axis_names, level_reader
@@ -56,17 +50,10 @@ class SweepResult:
             # Records that an earlier command asked for make up for none.
             if trial.id not in recorded:
                 missing[trial.cell.id] += 1
-        parts = []
+        cells = []
         for cell in sweep.cells:
-            if cell.id in by_cell:
-                parts.append(of_trials(by_cell[cell.id]))
-            if missing[cell.id]:
-                parts.append(without_trials(cell, UNRECORDED, missing[cell.id]))
-        return SweepResult(
-            name=sweep.name,
-            cells=join(parts),
-            records=by_cell,
-        )
+            cells.append(cell_result(cell, by_cell.get(cell.id, ()), missing[cell.id]))
+        return SweepResult(name=sweep.name, cells=cells, records=by_cell)
 
     @property
     def all_cells(self) -> list[Cell]:
@@ -89,7 +76,11 @@ class SweepResult:
     @cached_property
     def side(self) -> Side:
         """The recorded cells, as one side of a comparison with another sweep or a baseline."""
-        return Side(name=self.name, cells=[cell for cell in self.cells if cell.is_recorded])
+        recorded = []
+        for cell in self.cells:
+            if cell.planned > cell.left_out.get(UNRECORDED, 0):
+                recorded.append(cell)
+        return Side(name=self.name, cells=recorded)
 
     @cached_property
     def comparison(self) -> CellComparison | None:
@@ -100,11 +91,6 @@ class SweepResult:
         return against_first(self.side)
 
     @cached_property
-    def _all_rows(self) -> list[MetricRow]:
-        """The verdicts of the comparison, none without one."""
-        return [] if self.comparison is None else self.comparison.rows
-
-    @cached_property
     def attributions(self) -> Mapping[str, Attribution]:
         """What each axis contributes, by workload; without those that have too few trials."""
         return attributions(self.side)
@@ -113,9 +99,14 @@ class SweepResult:
     def _rows(self) -> dict[str, list[MetricRow]]:
         """The rows of the comparison by the id of the cell that is judged."""
         rows: dict[str, list[MetricRow]] = {}
-        for row in self._all_rows:
+        for row in [] if self.comparison is None else self.comparison.rows:
             rows.setdefault(row.b.cell.id, []).append(row)
         return rows
+
+    @cached_property
+    def _reference_ids(self) -> set[str]:
+        """The ids of all cells that others are compared with."""
+        return {rows[0].a.cell.id for rows in self._rows.values()}
 
     def rows(self, cell: Cell) -> list[MetricRow]:
         """Return the verdicts on a cell against its reference, throughput first.
@@ -132,36 +123,14 @@ class SweepResult:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
         return next((row for row in self.rows(cell) if row.is_target_metric), None)
 
-    @cached_property
-    def _reference_ids(self) -> set[str]:
-        """The ids of all cells that others are compared with."""
-        return {row.a.cell.id for row in self._all_rows}
-
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
         return cell.id in self._reference_ids
 
-    def reference(self, workload: str) -> CellResult | None:
-        """Return the cell that the others of a workload are compared with: the first measured."""
-        for cell in self.workloads[workload]:
-            if cell.throughput:
-                return cell
-        return None
-
     def ranking(self, workload: str) -> list[CellResult]:
         """Return the measured cells of a workload from the fastest to the slowest."""
-        return self._rankings[workload]
-
-    @cached_property
-    def _rankings(self) -> dict[str, list[CellResult]]:
-        """The measured cells from the fastest to the slowest, by workload."""
-        rankings = {}
-        for workload, cells in self.workloads.items():
-            measured = [cell for cell in cells if cell.throughput]
-            rankings[workload] = sorted(
-                measured, key=lambda cell: cell.mean_throughput, reverse=True
-            )
-        return rankings
+        measured = [cell for cell in self.workloads[workload] if cell.throughput]
+        return sorted(measured, key=lambda cell: cell.mean_throughput, reverse=True)
 
     def contenders(self, workload: str) -> list[CellResult]:
         """Return the cells that can't be distinguished from the fastest of a workload.
@@ -171,33 +140,24 @@ class SweepResult:
         verdict on the two: one of them says nothing that the other denies.
         Raises ValueError where no cell was measured.
         """
-        if workload not in self._contenders:
-            fastest, *slower = self.ranking(workload)
-            open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
-            open_cells = []
-            for cell in slower:
-                if cell.cell.id in open_ids or not self._verdict_allows(fastest, cell):
-                    open_cells.append(cell)
-            self._contenders[workload] = open_cells
-        return self._contenders[workload]
+        fastest, *slower = self.ranking(workload)
+        open_ids = {cell.cell.id for cell in contenders(fastest, slower)}
+        open_cells = []
+        for cell in slower:
+            if cell.cell.id in open_ids or self._is_denied(fastest, cell):
+                open_cells.append(cell)
+        return open_cells
 
-    @cached_property
-    def _contenders(self) -> dict[str, list[CellResult]]:
-        """The contenders that were looked for, by workload: renderers ask several times."""
-        return {}
-
-    def _verdict_allows(self, fastest: CellResult, slower: CellResult) -> bool:
-        """Return whether no verdict speaks against one cell being faster than another.
+    def _is_denied(self, fastest: CellResult, slower: CellResult) -> bool:
+        """Return whether a verdict speaks against one cell being faster than another.
 
         There is a verdict only where one of the two is the reference of the other.
         """
-        row = self.throughput_row(fastest.cell)
-        if row is not None and row.a.cell.id == slower.cell.id:
-            return row.verdict.outcome == "better"
-        row = self.throughput_row(slower.cell)
-        if row is not None and row.a.cell.id == fastest.cell.id:
-            return row.verdict.outcome == "worse"
-        return True
+        for judged, reference, outcome in ((fastest, slower, "better"), (slower, fastest, "worse")):
+            row = self.throughput_row(judged.cell)
+            if row is not None and row.a.cell.id == reference.cell.id:
+                return row.verdict.outcome != outcome
+        return False
 
     def has_single_trials(self, workload: str) -> bool:
         """Return whether no measured cell of a workload has a second trial to show variation."""
@@ -220,66 +180,47 @@ def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellRe
 
     Bonferroni over the others: if another cell is truly the best, a false winner has to be better
     than that cell, which is one of `len(slower)` comparisons, however the winner was picked (Hsu
-    1981, doi:10.1214/aos/1176345582).
+    1981, doi:10.1214/aos/1176345582). The test is two-sided, as that of every verdict, so that the
+    interval that is shown of a difference which counts leaves out 1.
     """
-    alpha = ALPHA / max(1, len(slower))
-    return [cell for cell in slower if not _is_slower(cell, fastest, alpha)]
-
-
-def _is_slower(slow: CellResult, fast: CellResult, alpha: float) -> bool:
-    """Return whether `fast` is faster, significantly at `alpha` and by as much as matters.
-
-    The test is two-sided, as that of every verdict, so that the interval that is shown of a
-    difference which counts leaves out 1.
-    """
-    difference = throughput_difference(slow, fast, SPEED.min_effect)
-    if difference is None:
-        return False
-    estimate = difference.question.estimate
-    _, upper_margin = difference.question.metric.margins
-    return estimate.p_change() <= alpha and estimate.value >= upper_margin
+    found = []
+    for cell in slower:
+        question = throughput_question(cell, fastest, SPEED.min_effect)
+        if question is not None:
+            _, upper_margin = question.metric.margins
+            is_significant = question.estimate.p_change() <= ALPHA / len(slower)
+            if is_significant and question.estimate.value >= upper_margin:
+                continue
+        found.append(cell)
+    return found
 
 
 def attributions(side: Side) -> dict[str, Attribution]:
     """Return the attribution of each workload that allows one, by its label.
 
-    Throughputs of different workloads have nothing in common, so each has its own model.
-    Its cells have to differ in an axis, and it needs more trials than the model has parameters.
+    Throughputs of different workloads have nothing in common, so each has its own model. Its cells have
+    to differ in an axis, and it needs more trials than the model has parameters. Trials of all cells with
+    the same seed and repeat ran interleaved and are one block: they have the seed and the drift of the
+    machine in common. What else ran on the machine counts as one more axis.
     """
     cells = [result.cell for result in side.cells]
-    axes = {}
-    for axis in axis_names(cells):
-        read = level_reader(axis)
-        if len(set(map(read, cells))) > 1:  # one that is the same everywhere has no effect
-            axes[axis] = read
+    readers = {axis: level_reader(axis) for axis in axis_names(cells)}
+    # An axis that is the same everywhere has no effect.
+    varying = {axis: read for axis, read in readers.items() if len(set(map(read, cells))) > 1}
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
-        points.setdefault(result.cell.workload.label, []).extend(_points(result, axes))
+        levels: dict[str, Hashable] = {axis: read(result.cell) for axis, read in varying.items()}
+        of_workload = points.setdefault(result.cell.workload.label, [])
+        for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
+            of_trial = {**levels, LANES: str(trial.lanes)}
+            block = (trial.seed, trial.repeat)
+            of_workload.append(TrialThroughput(levels=of_trial, block=block, value=value))
     by_workload = {}
-    for workload, workload_points in points.items():
-        attribution = attribute(workload_points) if workload_points else None
+    for workload, of_workload in points.items():
+        attribution = attribute(of_workload) if of_workload else None
         if attribution is not None and attribution.effects:
             by_workload[workload] = attribution
     return by_workload
-
-
-def _points(
-    result: CellResult, axes: Mapping[str, Callable[[Cell], Hashable]]
-) -> list[TrialThroughput]:
-    """Return a point for each measured trial of a cell.
-
-    Trials of all cells with the same seed and repeat ran interleaved and are one block: they have
-    the seed and the drift of the machine in common. What else ran on the machine counts as one more
-    axis, which matters where it differs between trials. `axes` are the functions that read the
-    values of the axes that vary, by name.
-    """
-    levels_of_cell = {axis: read(result.cell) for axis, read in axes.items()}
-    points = []
-    for trial, log_throughput in zip(result.measured_trials, result.log_throughputs, strict=True):
-        block = (trial.seed, trial.repeat)
-        levels = {**levels_of_cell, LANES: str(trial.lanes)}
-        points.append(TrialThroughput(levels=levels, block=block, value=log_throughput))
-    return points
 
 
 def effects(side: Side) -> Mapping[str, Attribution]:

@@ -25,7 +25,7 @@ from harness.analysis.compare import (
     Side,
     compare,
 )
-from harness.analysis.result import CellResult, aggregate, of_trials, window_seconds
+from harness.analysis.result import CellResult, aggregate, cell_result
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.core.text import counted
@@ -33,6 +33,7 @@ from harness.gate.answer import GateAnswer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
+from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.record import Record
 from harness.render.console import from_markup
 from harness.render.run import trial_line
@@ -254,7 +255,8 @@ class SweepFile(pytest.File):
         seconds: list[float] = []  # of all measured steps, trial after trial
         for record in records:
             if record.status == "done":
-                seconds += map(float, window_seconds(record))
+                window = measured_window(record.ranks, cell.warmup)
+                seconds += slowest_rank_seconds(record.ranks, window.mask).tolist()
         if not seconds:
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
             pytest.fail(f"not measured: {_describe_unmeasured(records)}", pytrace=False)
@@ -401,9 +403,9 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
 
     `answer` is None where the comparison was refused; then the verdict's keys are absent.
     """
-    result = of_trials(records)
+    result = cell_result(cell, records)
     samples_per_second: list[float | None] = []
-    digests: list[str] = []
+    digests: list[str | None] = []
     for trial in result.trials:
         samples_per_second.append(trial.throughput)
         digests.append(trial.parameter_digest)
@@ -437,8 +439,8 @@ def _describe_verdict(row: MetricRow) -> dict[str, Any]:
     return {
         "verdict": row.verdict.label,
         "higher_is_better": metric.higher_is_better,
-        "baseline": row.mean_a,
-        "run": row.mean_b,
+        "baseline": row.verdict.mean_a,
+        "run": row.verdict.mean_b,
         "value": metric.back_transform(estimate.value),
         "interval": [row.verdict.low, row.verdict.high] if has_interval else None,
         "confidence": row.verdict.confidence,

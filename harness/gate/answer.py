@@ -151,12 +151,12 @@ def describe_row(row: MetricRow) -> str:
     estimate = verdict.estimate
     if metric.relative:
         change = f"{metric.back_transform(estimate.value) - 1:+.2%}"
-        means = f"{row.mean_a:,.0f} → {row.mean_b:,.0f}"
+        means = f"{verdict.mean_a:,.0f} → {verdict.mean_b:,.0f}"
         interval = f"{verdict.low - 1:+.2%} to {verdict.high - 1:+.2%}"
         min_effect = f"{metric.min_effect:.2%}"
     else:  # in the metric's own unit
         change = f"{estimate.value:+.4f}"
-        means = f"{row.mean_a:.4f} → {row.mean_b:.4f}"
+        means = f"{verdict.mean_a:.4f} → {verdict.mean_b:.4f}"
         interval = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
         min_effect = f"{metric.min_effect:g}"
     if estimate.standard_error is not None:

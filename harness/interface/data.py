@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis.compare import Side
+from harness.analysis.rows import trial_row
 from harness.analysis.sweep_result import SweepResult
-from harness.analysis.trial_table import TrialTable, trial_row, trial_table
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, results_folder
 from harness.core.text import counted
@@ -103,14 +103,9 @@ class SweepData:
         return self.recorded.unreadable
 
     @cached_property
-    def table(self) -> TrialTable:
-        """The trials as a table of plain values, with what each column means."""
-        return trial_table(self.recorded.sweep.cells, map(trial_row, self.records))
-
-    @cached_property
     def trials(self) -> pd.DataFrame:
         """The trials, a row each."""
-        return trial_frame(self.table)
+        return trial_frame(self.recorded.sweep.cells, list(map(trial_row, self.records)))
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.analysis.trial_table import TrialTable
+from harness.analysis.rows import COURSE, IDENTITY, ORIGIN, TrialRow
 from harness.core.errors import BadInput
+from harness.records.numbers import in_order
+from harness.spec.cell import Cell, axis_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,20 +40,44 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
         raise BadInput(f"--output {path}: {error.strerror}") from None
 
 
-def trial_frame(table: TrialTable) -> pd.DataFrame:
-    """Return the table as a data frame.
+def trial_frame(cells: Sequence[Cell], rows: Sequence[TrialRow]) -> pd.DataFrame:
+    """Return rows of trials of these cells as a data frame.
 
-    Unknown numbers are NaN, so that a column of integers with an unknown one is of floats; unknown
-    texts are missing values. Times are timestamps in UTC.
+    All axes of the harness are columns, whether they differ or not, so that tables of several sweeps
+    can be joined; a number that no trial has is no column. Unknown numbers are NaN, so that a column of
+    integers with an unknown one is of floats; unknown texts are missing values. Times are timestamps
+    in UTC.
     """
     import pandas as pd
 
-    columns = {}
-    for column in table.columns:
-        values = [row.get(column.name) for row in table.rows]
-        if column.kind == "text":
-            values = [None if value is None else str(value) for value in values]
-        columns[column.name] = pd.Series(values, dtype=object if column.kind == "text" else None)
-        if column.kind == "time":
-            columns[column.name] = pd.to_datetime(values, unit="s", utc=True)
+    levels = {cell.id: cell.levels for cell in cells}
+    columns: dict[str, Any] = {}
+    for name in IDENTITY:
+        columns[name] = _series([getattr(row, name) for row in rows])
+    for axis in axis_names(cells):
+        columns[axis] = _series([_plain(levels[row.cell].get(axis)) for row in rows])
+    for name in COURSE:
+        columns[name] = _series([getattr(row, name) for row in rows])
+    for name in in_order({name for row in rows for name in row.numbers}):
+        columns[name] = _series([row.numbers.get(name) for row in rows])
+    for name in ORIGIN:
+        columns[name] = _series([getattr(row, name) for row in rows])
+    columns["started"] = pd.to_datetime(columns["started"], unit="s", utc=True)
     return pd.DataFrame(columns)
+
+
+def _series(values: Sequence[Any]) -> pd.Series:
+    """Return a column: of texts where a value is one, or none is known."""
+    import pandas as pd
+
+    known = [value for value in values if value is not None]
+    if known and not any(isinstance(value, str) for value in known):
+        return pd.Series(values)
+    return pd.Series([None if value is None else str(value) for value in values], dtype=object)
+
+
+def _plain(level: object) -> object:
+    """Return the value of an axis for a table: lists and mappings as JSON."""
+    if level is None or isinstance(level, str | int | float | bool):
+        return level
+    return json.dumps(level)

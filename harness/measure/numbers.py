@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.records.numbers import RATES, metric_name, target_name
+from harness.records.numbers import RATES, final_name, metric_name, target_name
 from harness.records.record import Evaluation, RankResult, Record, Telemetry
 
 T = TypeVar("T")
@@ -70,11 +70,10 @@ def _learned(record: Record) -> dict[str, float | None]:
     summary, report = record.summary, record.rank0
     if summary is None or report is None:
         return {}
-    target = target_name(report.target.name)
     numbers = {
         "final_loss": summary.final_loss,
-        f"final_{target}": summary.final_metric,
-        f"best_{target}": summary.best_metric,
+        final_name(report.target.name): summary.final_metric,
+        f"best_{target_name(report.target.name)}": summary.best_metric,
     }
     if report.stop is None:
         return numbers

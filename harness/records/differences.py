@@ -11,12 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from harness.core.variables import is_incidental
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.spec.cell import Cell, Trial
+from harness.spec.axes import AXES
+from harness.spec.cell import SECTIONS, Cell, Trial
+from harness.spec.environment import PREFIX
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest
@@ -36,9 +40,12 @@ ORDER = (
     "hardware",
 )
 # Parts of an environment that have other names here: `code` is the workload's.
-SECTIONS = {"code": "harness", "dynamic_files": "code.files"}
+ENVIRONMENT_NAMES = {"code": "harness", "dynamic_files": "code.files"}
 # Settings of a run that can change what it computes, or how fast.
 RUN_SETTINGS = ("launcher", "device", "profile")
+# Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
+READ_AXES = attrgetter(*AXES)
+KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 HEX_DIGEST = re.compile(r"[0-9a-f]{40,}")
 SHOWN_DIGITS = 12  # of a digest or a commit, in text
 
@@ -98,30 +105,45 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
     }
     del content["interpreter"]  # a path; its version and its packages say what it is
     content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
-    named = {SECTIONS.get(name, name): section for name, section in content.items()}
+    named = {ENVIRONMENT_NAMES.get(name, name): section for name, section in content.items()}
     return flatten(named)
+
+
+@lru_cache(KEPT_CELLS)
+def identity_settings(cell: Cell) -> Mapping[str, Any]:
+    """Return all settings that decide a cell's result, by their names for --across.
+
+    They are exactly those in the cell's id: without the label of the workload, which the sweep
+    chooses, and without absolute paths of data, which belong to one machine.
+    """
+    identity = cell.workload.identity
+    settings: dict[str, Any] = {"workload": identity["uses"]}
+    for section in SECTIONS:
+        for name, value in (identity.get(section) or {}).items():
+            settings[f"{section}.{name}"] = value
+    for name in ("arguments", "target"):
+        if name in identity:
+            settings[name] = identity[name]
+    settings |= {
+        **cell.workload.file_digests,
+        "length": str(cell.length),
+        "evaluate": str(cell.evaluate),
+        "stop": None if cell.stop is None else asdict(cell.stop),
+        "warmup": cell.warmup,
+        **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
+        **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
+    }
+    if cell.stack is not None:
+        settings["stack.command"] = str(cell.stack)
+    return settings
 
 
 def cell_fields(cell: Cell) -> dict[str, Value]:
     """Return all that a cell hashes into its id, as a flat table, with every axis."""
-    identity = cell.workload.identity
-    stop = asdict(cell.stop) if cell.stop else None
-    stack = asdict(cell.stack) if cell.stack else None
-    content: dict[str, Any] = {
-        "workload": identity.get("uses"),
-        "options": identity.get("options"),
-        "data": identity.get("data"),
-        "arguments": identity.get("arguments"),
-        "target": identity.get("target"),
-        "length": str(cell.length),
-        "evaluate": str(cell.evaluate),
-        "stop": stop,
-        "warmup": cell.warmup,
-        "axes": asdict(cell.axes),
-        "stack": stack,
-        "env": cell.variables_set,
-    }
-    return {**flatten(content), **cell.workload.file_digests, **code_fields(cell)}
+    settings = {}
+    for name, value in identity_settings(cell).items():
+        settings[f"axes.{name}" if name in AXES else name] = value
+    return {**flatten(settings), **code_fields(cell)}
 
 
 def code_fields(cell: Cell) -> dict[str, Value]:

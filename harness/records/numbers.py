@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -120,6 +120,11 @@ def row_of(name: str) -> NumberMeaning:
     return max(matching, key=lambda row: len(row.name))
 
 
+def in_order(names: Collection[str]) -> list[str]:
+    """Return names of numbers in the order of `NUMBERS`, and of their own within a pattern."""
+    return sorted(names, key=lambda name: (NUMBERS.index(row_of(name)), name))
+
+
 def is_number(name: str) -> bool:
     """Return whether a number of a trial or a cell may have this name."""
     base = re.sub("_(min|max)$", "", name)
@@ -129,6 +134,12 @@ def is_number(name: str) -> bool:
 def target_name(metric: str) -> str:
     """Return the name of a target metric in tables and MLflow, where `loss` is that of training."""
     return "test_loss" if metric == "loss" else metric
+
+
+@cache
+def final_name(metric: str) -> str:
+    """Return the name of the number that is the target metric at the end."""
+    return metric_name(f"final_{target_name(metric)}")
 
 
 def metric_name(name: str) -> str:

@@ -40,18 +40,8 @@ def sealed_text(content: Mapping[str, Any]) -> str:
     no reader would accept it. Half a surrogate pair, as in the names of files that are no UTF-8, is
     replaced by a question mark.
     """
-    return with_seal(object_text(content))
-
-
-def object_text(content: Mapping[str, Any]) -> str:
-    """Return the text of a JSON object as `with_seal` takes it; raises as `sealed_text` does."""
     unsealed = {key: value for key, value in content.items() if key != KEY}
-    return json_text(unsealed, indent=1).decode()
-
-
-def with_seal(text: str) -> str:
-    """Return the text of a JSON object with keys, as `object_text` lays it out, with a seal."""
-    body = text.removesuffix("\n}")
+    body = json_text(unsealed, indent=1).decode().removesuffix("\n}")
     digest = hashlib.sha256(body.encode()).hexdigest()
     return f'{body},\n "{KEY}": "{digest}"\n}}\n'
 

@@ -10,7 +10,6 @@ from harness.analysis.parity import SweepParity
 from harness.analysis.result import CellResult
 from harness.analysis.scaling import scaling_shares
 from harness.analysis.sweep_result import SweepResult
-from harness.records.numbers import over_trials
 from harness.render import format as fmt
 from harness.render.table import Content, Ratio, Styled, Table
 from harness.spec.cell import ThroughputUnit
@@ -76,9 +75,8 @@ def cells_table(
     names = fmt.cell_names(result.all_cells, with_workload=True)
     axes = varying_axes(result.all_cells) if has_axes else []
     unit = fmt.common_unit(result.cells)
-    numbers = {cell.cell.id: _numbers(result, cell) for cell in cells}
     shown = [STEP_TIME, *MFU_COLUMNS, *STOP_COLUMNS, *(FURTHER_COLUMNS if wide else ())]
-    present = set().union(*numbers.values())
+    present = set().union(*(cell.numbers for cell in cells))
     shown = [column for column in shown if column.name in present]
     targets = {cell.target.name for cell in result.cells if cell.target is not None}
     metric = next(iter(targets)) if len(targets) == 1 else "metric"
@@ -94,16 +92,11 @@ def cells_table(
             row += [cell.cell.id, *fmt.axis_texts(cell.cell, axes)]
         row += _answers(result, cell, unit, has_names=len(targets) > 1)
         for column in shown:
-            value = numbers[cell.cell.id].get(column.name)
+            value = cell.numbers.get(column.name)
             row.append(fmt.MISSING if value is None else column.text(value))
         row += [texts.get(cell.cell.id, fmt.MISSING) for texts in optional.values()]
         table.add_row(*row)
     return table
-
-
-def _numbers(result: SweepResult, cell: CellResult) -> dict[str, float]:
-    """Return the numbers of a cell over its done trials, by their names in MLflow."""
-    return over_trials([record.numbers for record in result.done_records(cell.cell)])
 
 
 def _answers(

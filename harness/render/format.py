@@ -308,8 +308,8 @@ def interval_legend(alpha: float) -> str:
 def mean_values(row: MetricRow) -> tuple[str, str]:
     """Return the means of A and of B that a row compares, in the unit of its metric."""
     if row.metric.relative:
-        return samples_per_second(row.mean_a), samples_per_second(row.mean_b)
-    return metric_value(row.mean_a), metric_value(row.mean_b)
+        return samples_per_second(row.verdict.mean_a), samples_per_second(row.verdict.mean_b)
+    return metric_value(row.verdict.mean_a), metric_value(row.verdict.mean_b)
 
 
 def detectable_effect(verdict: MetricVerdict) -> str:

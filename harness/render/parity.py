@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from harness.analysis.cells import naming_axes
-from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
     Reference,
     SweepParity,
 )
+from harness.analysis.rungs import TensorDistance
 from harness.core.text import counted
 from harness.render.console import TerminalConsole, show_table
 from harness.render.format import MISSING, cell_name, three_digits
@@ -78,14 +78,10 @@ def over_seeds(cell: CellParity) -> str:
         return MISSING
     if cell.seeds is None:
         return "needs records of 2 seeds or more"
-    evidence = cell.seeds
-    difference = (
-        f"{evidence.metric} {evidence.difference:+.4f} in {counted(evidence.seeds, 'seed')}"
-    )
-    if evidence.interval is None:
-        return f"{difference}; needs more seeds"
-    low, high = evidence.interval
-    return f"{difference} ({low:+.4f} to {high:+.4f})"
+    verdict = cell.seeds
+    seeds = counted(verdict.estimate.count, "seed")
+    interval = f"({verdict.low:+.4f} to {verdict.high:+.4f})"
+    return f"{verdict.metric.name} {verdict.effect:+.4f} in {seeds} {interval}"
 
 
 def parity_table(parity: SweepParity, reference: Reference) -> Table:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from harness.analysis.cells import differing_axes
 from harness.analysis.compare import matching_key
-from harness.analysis.distance import TensorDistance, tensor_rung
 from harness.analysis.parity import (
     CellParity,
     FirstDifference,
@@ -26,7 +25,7 @@ from harness.analysis.parity import (
     worst_by_step,
     write_parity,
 )
-from harness.analysis.rungs import Rung
+from harness.analysis.rungs import Rung, TensorDistance, tensor_rung
 from harness.analysis.selection import recorded_results
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results

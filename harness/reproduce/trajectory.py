@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.analysis.distance import TensorDistance
+from harness.analysis.rungs import TensorDistance
 from harness.core.errors import HarnessError
 from harness.core.validation import finite
 from harness.reproduce.snapshot import list_snapshots

@@ -54,10 +54,12 @@ class Question:
 
     metric: Metric
     estimate: Estimate  # of the difference of B from A, on the metric's scale
+    mean_a: float  # in the metric's unit: geometric of a relative one, else arithmetic
+    mean_b: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricVerdict:
+class MetricVerdict(Question):
     """The answer, with p-values that are corrected for the family, and the interval that decided.
 
     For better and worse, the interval excludes zero effect. For the same, it is within the smallest
@@ -65,7 +67,6 @@ class MetricVerdict:
     small.
     """
 
-    question: Question
     outcome: Outcome  # of B against A
     p_change: float  # of the claim that there is a difference
     p_same: float  # of the claim that it is smaller than the smallest effect of interest
@@ -80,16 +81,6 @@ class MetricVerdict:
         margin = max(map(abs, self.metric.margins))
         detectable = self.estimate.min_detectable_effect(self.smallest_level, margin)
         return None if detectable is None else self.metric.effect_size(detectable)
-
-    @property
-    def metric(self) -> Metric:
-        """The metric that the question is about."""
-        return self.question.metric
-
-    @property
-    def estimate(self) -> Estimate:
-        """The estimated difference of B from A."""
-        return self.question.estimate
 
     @property
     def effect(self) -> float:
@@ -142,7 +133,10 @@ def _verdict(
     confidence = _confidence(outcome, change.level, same.level)
     low, high = estimate.interval(confidence)
     return MetricVerdict(
-        question=question,
+        metric=metric,
+        estimate=estimate,
+        mean_a=question.mean_a,
+        mean_b=question.mean_b,
         outcome=outcome,
         p_change=change.p,
         p_same=same.p,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import UNRECORDED, CellResult, rounded
+from harness.analysis.result import UNRECORDED, CellResult
 from harness.analysis.sweep_result import SweepResult
-from harness.records.numbers import RATES, distinct_names, metric_name, over_trials, target_name
+from harness.records.numbers import RATES, distinct_names, final_name, metric_name
 from harness.records.record import Evaluation, Record, Status
 from harness.render.findings import conclusions, remarks
 from harness.render.format import cell_names, checkpoint_notes, nondeterminism_notes, stop_note
@@ -149,15 +149,13 @@ def cell_contents(
     where it was not measured.
     """
     cell = cell_result.cell
-    done = [record.numbers for record in records if record.status == "done"]
-    numbers = over_trials(done)
     metrics = _answers(result, cell_result)
     for metric in CELL_METRICS:
-        if metric in numbers:
-            metrics[metric] = numbers[metric]
+        if metric in cell_result.numbers:
+            metrics[metric] = cell_result.numbers[metric]
     for metric, value in metrics.items():
-        metrics[metric] = rounded(value)
-    metrics["trials_done"] = len(done)
+        metrics[metric] = float(f"{value:.6g}")  # for a page that people read
+    metrics["trials_done"] = len(cell_result.trials)
     metrics["trials_not_done"] = sum(cell_result.left_out.values())
     tags: dict[str, Any] = {LABEL_TAG: cell.label, **_verdict_tags(result, cell)}
     if parity is not None:
@@ -182,8 +180,7 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
         if row.verdict.interval is not None:
             metrics["harness.speedup_low"], metrics["harness.speedup_high"] = row.verdict.interval
     if cell_result.metric is not None and cell_result.target is not None:
-        name = metric_name(f"final_{target_name(cell_result.target.name)}")
-        metrics[name] = cell_result.metric.mean
+        metrics[final_name(cell_result.target.name)] = cell_result.metric.mean
     if cell_result.throughput is not None and cell_result.throughput.bounds is not None:
         metrics["harness.ci_low"], metrics["harness.ci_high"] = cell_result.throughput.bounds
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

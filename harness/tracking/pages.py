@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from harness.analysis.cells import naming_axes
 from harness.analysis.sweep_result import SweepResult
-from harness.records.numbers import RATES, metric_name, target_name
+from harness.records.numbers import RATES, final_name, metric_name
 from harness.render.format import cell_names, common_unit
 from harness.tracking.contents import CELL_METRICS, DESCRIPTION_TAG, text_digest
 
@@ -83,7 +83,7 @@ def _columns(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
         "harness.speedup",
         "harness.speedup_low",
         "harness.speedup_high",
-        *(metric_name(f"final_{target_name(target)}") for target in sorted(targets)),
+        *map(final_name, sorted(targets)),
     ]
     columns = {"tags.`harness.verdict`": "harness.verdict"}
     columns |= {f"metrics.`{name}`": name for name in metrics}

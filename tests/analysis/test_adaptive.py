@@ -18,6 +18,7 @@ from harness.analysis.adaptive import (
     reached,
     run_until,
 )
+from harness.records.numbers import RATE
 from harness.records.record import Record
 from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
@@ -51,7 +52,7 @@ class Machine:
         if record.summary is None:
             return record
         speed = 1000 * math.exp(np.random.default_rng([seed, repeat]).normal(0, self.spread))
-        return replace(record, summary=replace(record.summary, throughput=speed))
+        return replace(record, numbers={**record.numbers, RATE: speed})
 
 
 @pytest.fixture
@@ -109,7 +110,9 @@ def test_the_least_precise_cell_is_named(sweep: Sweep) -> None:
         make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)
     ]
     description = describe_precision(Goal(half_width=0.01), sweep, records)
-    assert description.startswith(f"{sweep.cells[0].label}: 2 trials, no interval before 3; ")
+    assert description.startswith(
+        f"{sweep.cells[0].label}, the least precise: 2 trials, no interval before 3; "
+    )
 
 
 def test_cells_that_fail_end_it(sweep: Sweep) -> None:

@@ -37,7 +37,7 @@ def test_a_file_is_small_and_reads_well_in_a_diff(results: Results) -> None:
         results, aggregate([make_record(make_cell(steps=5000), seed=seed) for seed in range(5)])
     )
     text = saved.path.read_text(encoding="utf-8")
-    assert len(text) < 10_000
+    assert len(text) < 20_000
     assert max(map(len, text.splitlines())) < 250
     assert "/" not in text.replace("samples/s", "")  # no path of this machine
 
@@ -65,8 +65,13 @@ def test_saving_again_replaces_a_file_that_is_no_text(results: Results) -> None:
     [
         (make_result([None]), "found no trial with a measured throughput"),
         (make_result([], left_out={"failed": 3}), r"\(3 failed\)"),
-        (make_result([1.0], hardware=["a", "b"]), "found trials of a and b"),
-        (make_result([1.0], hardware=["unknown"]), "one known hardware"),
+        (
+            replace(
+                make_result([1.0]),
+                trials=[*make_result([1.0]).trials, *make_result([1.0], hardware="Other").trials],
+            ),
+            "found trials of hardware Other and Test-CPU-2-cores; allowed: one",
+        ),
         (
             replace(make_result([1.0]), environment={"software.torch": ["2.11.0", "2.13.0"]}),
             r"found trials of software\.torch 2\.11\.0 and 2\.13\.0; allowed: one",
@@ -89,10 +94,9 @@ def saved(results: Results) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("schema", 3, "schema: found 3; allowed: 4; another .*; harness baseline writes it again"),
-        ("kind", "record", "kind: found no 'harness baseline'"),
-        ("id", "mlp-0000000000", "id: found 'mlp-0000000000'; allowed: mlp-"),
-        ("trials", 5, "not a valid baseline"),
+        ("schema", 3, "schema: found 3; allowed: 5; another .*; harness baseline writes it again"),
+        ("kind", "record", "not a valid baseline: .*record"),
+        ("result", 5, "not a valid baseline"),
     ],
 )
 def test_other_files_and_schemas_are_refused(
@@ -105,31 +109,13 @@ def test_other_files_and_schemas_are_refused(
         baseline.read(path)
 
 
-@pytest.mark.parametrize("value", ["NaN", "1e999"])
-def test_numbers_that_json_does_not_have_are_refused(results: Results, value: str) -> None:
-    path = saved(results)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(
-        text.replace('"throughput": 1000.0', f'"throughput": {value}'), encoding="utf-8"
-    )
-    with pytest.raises(BadInput, match="can't be read as a baseline"):
-        baseline.read(path)
-
-
-@pytest.mark.parametrize("value", [-1000.0, True, 0])
-def test_impossible_throughputs_are_refused(results: Results, value: object) -> None:
-    path = saved(results)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["trials"][0]["throughput"] = value
-    path.write_text(sealed_text(content), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"not a valid baseline: .*throughput: found"):
-        baseline.read(path)
-
-
 def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
     path = saved(results)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"throughput": 1000.0', '"throughput": 900.0'), encoding="utf-8")
+    path.write_text(
+        text.replace('"throughput_samples_per_s": 1000.0', '"throughput_samples_per_s": 900.0'),
+        encoding="utf-8",
+    )
     with pytest.raises(BadInput, match=r"seal: found .*; harness baseline writes it again$"):
         baseline.read(path)
 

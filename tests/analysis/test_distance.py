@@ -12,13 +12,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch._dynamo.utils import rmse, same
 
-from harness.analysis.distance import (
+from harness.analysis.rungs import (
     EPSILONS,
+    Rung,
     TensorDistance,
     tensor_rung,
     worst_distance,
 )
-from harness.analysis.rungs import Rung
 
 NEAR = TensorDistance(
     step=1,
@@ -58,7 +58,6 @@ def test_the_highest_rung_that_is_reached(
         ({"error": 2e-6}, True),
         ({"error": 2.1e-6}, False),
         ({"error": 2.1e-6, "shape": (999,)}, True),
-        ({"error": 2.1e-6, "shape": (64, 64, 1, 1)}, True),
         ({"error": 2.1e-6, "dtype": "bfloat16"}, True),
         ({"error": 1e-6, "reference_error": 2.1e-6}, False),  # from the other side too
         ({"error": 0.0, "reference_error": 1e-8}, True),

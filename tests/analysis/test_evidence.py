@@ -233,3 +233,14 @@ def test_losses_of_other_steps_do_not_correspond_to_each_other() -> None:
     later[2] = losses[1]  # the same numbers, reported a step later
     sparse = [with_losses(RECORD, 0, numbers) for numbers in (losses, later)]
     assert agreement(sparse[1], recorded=sparse[0]).rung is None
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    zero, negative = losses_of(0), losses_of(0)
+    zero[4], negative[4] = 0.0, -0.0
+    plus, minus = (with_losses(RECORD, 0, losses) for losses in (zero, negative))
+    assert first(plus, minus).step == 5
+    double = with_losses(RECORD, 0, losses_of(0).astype(np.float64))
+    assert first(double).step == 1
+    shorter = with_losses(RECORD, 0, losses_of(0)[:12])
+    assert (first(shorter).step, first(shorter).again) == (13, "none")

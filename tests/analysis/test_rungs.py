@@ -11,16 +11,6 @@ from harness.analysis import rungs
 from harness.records.record import Numbers
 
 
-def test_the_first_difference_is_of_bits() -> None:
-    a = np.array([0.0, 1.0, np.nan])
-    assert rungs.first_difference(a, a.copy()) is None
-    assert rungs.first_difference(a, np.array([-0.0, 1.0, np.nan])) == 0
-    assert rungs.first_difference(a, a[:2]) == 2
-    assert rungs.first_difference(a, a.astype(np.float32)) == 0
-    assert rungs.same_bytes(a, a.copy())
-    assert not rungs.same_bytes(a, a.astype(np.float32))
-
-
 @pytest.mark.parametrize("size", [50, 2000])
 @pytest.mark.parametrize("factor", [0.1, 0.4, 1.5, 2.5, 3.5, 10.0])
 def test_the_rule_is_that_of_torch_from_both_sides(size: int, factor: float) -> None:

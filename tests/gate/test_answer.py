@@ -11,6 +11,7 @@ from harness.analysis.result import CellResult, aggregate
 from harness.gate.answer import judge_cell
 from harness.gate.limits import read_gate, unused_patterns
 from tests.factories import make_cell, make_record
+from tests.support.results import with_numbers
 from tests.support.sweeps import load
 
 CELL = make_cell()
@@ -23,7 +24,8 @@ def side(name: str, metrics: Sequence[float], speeds: Sequence[float]) -> Side:
     trials = []
     for trial, metric, speed in zip(result.trials, metrics, speeds, strict=True):
         digest = f"{name}{trial.seed}"
-        trials.append(replace(trial, metric=metric, throughput=speed, parameter_digest=digest))
+        row = replace(trial, parameter_digest=digest)
+        trials.append(with_numbers(row, metric=metric, throughput=speed))
     cell_result: CellResult = replace(result, trials=trials)
     return Side(name=name, cells=[cell_result])
 

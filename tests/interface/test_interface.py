@@ -14,7 +14,7 @@ import pytest
 
 import harness
 from harness.analysis import baseline
-from harness.analysis.trial_table import COURSE, IDENTITY, ORIGIN
+from harness.analysis.rows import COURSE, IDENTITY, ORIGIN
 from harness.core.paths import Results
 from harness.interface import running
 from harness.interface.data import SweepData
@@ -50,7 +50,7 @@ def test_trials_have_typed_columns(demo: Sweep) -> None:
 
 
 def test_no_axis_has_the_name_of_another_column() -> None:
-    fixed = [column.name for column in (*IDENTITY, *COURSE, *ORIGIN)]
+    fixed = [*IDENTITY, *COURSE, *ORIGIN]
     names = [*fixed, *AXES, *(row.name for row in NUMBERS)]
     assert len(set(names)) == len(names)
 
@@ -129,7 +129,7 @@ def test_all_documented_columns_are_there(tmp_path: Path) -> None:
     write_trial(results.sweep_folder("demo"), record)
     write_spec(sweep, results.sweep_folder("demo"))
     data = harness.load("demo", results.path)
-    fixed = [column.name for column in (*IDENTITY, *COURSE, *ORIGIN)]
+    fixed = [*IDENTITY, *COURSE, *ORIGIN]
     assert set(fixed) <= set(data.trials.columns)
     assert data.trials[["status", "failure"]].isna().to_numpy().tolist() == [[False, True]]
     documented = re.findall(r"^ +\| (`.*?) \|", SweepData.cells.__doc__ or "", re.MULTILINE)

@@ -27,7 +27,9 @@ ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_ef
 
 
 def verdict(metric: Metric, *differences: float) -> MetricVerdict:
-    (judged,) = judge([Question(metric=metric, estimate=paired(differences))])
+    (judged,) = judge(
+        [Question(metric=metric, estimate=paired(differences), mean_a=1.0, mean_b=1.0)]
+    )
     return judged
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.parity import CellParity, SeedEvidence
+from harness.analysis.parity import CellParity
 from harness.render import parity as texts
+from harness.statistics.estimate import paired
+from harness.statistics.verdict import Metric, Question, judge
 from tests.support.parity import DISTANCE, make_parity
 
 
@@ -45,19 +47,15 @@ def test_errors_are_multiples_of_the_references(changes: dict[str, Any], text: s
     assert texts.error(replace(DISTANCE, **changes)) == text
 
 
-@pytest.mark.parametrize(
-    ("interval", "text"),
-    [
-        ((-0.0063, 0.0063), "accuracy +0.0000 in 2 seeds (-0.0063 to +0.0063)"),
-        (None, "accuracy +0.0000 in 2 seeds; needs more seeds"),
-    ],
-)
-def test_seeds(interval: tuple[float, float] | None, text: str) -> None:
-    evidence = SeedEvidence(
-        metric="accuracy", outcome="same", seeds=2, difference=0.0, interval=interval
+def test_seeds() -> None:
+    metric = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
+    estimate = paired([0.0005, -0.0005])
+    (verdict,) = judge([Question(metric=metric, estimate=estimate, mean_a=0.9, mean_b=0.9)])
+    assert (
+        texts.over_seeds(cell(seeds=verdict)) == "accuracy +0.0000 in 2 seeds (-0.0064 to +0.0064)"
     )
-    assert texts.over_seeds(cell(seeds=evidence)) == text
-    assert texts.over_seeds(cell(seeds=evidence, tensor_rung="rounding")) == "–"
+    assert texts.over_seeds(cell(seeds=verdict, tensor_rung="rounding")) == "–"
+    assert texts.over_seeds(cell()) == "needs records of 2 seeds or more"
 
 
 def test_a_reference_that_can_not_be_trusted_says_so() -> None:

@@ -43,7 +43,7 @@ Correct = Callable[[Sequence[float], float], list[CorrectedTest]]
 
 def verdict(metric: Metric, estimate: Estimate) -> MetricVerdict:
     """Return the verdict on a single question."""
-    (verdict,) = judge([Question(metric=metric, estimate=estimate)])
+    (verdict,) = judge([Question(metric=metric, estimate=estimate, mean_a=1.0, mean_b=1.0)])
     return verdict
 
 
@@ -124,7 +124,12 @@ def families(
     """Return families of verdicts on sides that do not differ."""
     noise = rng.normal(0, spread, (tries, cells, pairs))
     return [
-        judge([Question(metric=SPEED, estimate=paired(row.tolist())) for row in family])
+        judge(
+            [
+                Question(metric=SPEED, estimate=paired(row.tolist()), mean_a=1.0, mean_b=1.0)
+                for row in family
+            ]
+        )
         for family in noise
     ]
 
@@ -212,7 +217,7 @@ def test_a_verdict_never_contradicts_the_interval_beside_it() -> None:
             estimate = paired((b - a).tolist())
             if rng.random() < 0.5:
                 estimate = unpaired(a.tolist(), b.tolist())
-            questions.append(Question(metric=metric, estimate=estimate))
+            questions.append(Question(metric=metric, estimate=estimate, mean_a=1.0, mean_b=1.0))
         for judged in judge(questions):
             assert not contradicts(judged), judged
             outcomes[judged.outcome] += 1
@@ -232,7 +237,9 @@ def test_the_confidence_of_an_interval_is_that_of_the_test_behind_the_verdict() 
     estimates = [make_estimate(0.05, 0.005), make_estimate(0.06, 0.01), make_estimate(0.0, 0.001)]
     assert verdict(SPEED, estimates[0]).confidence == pytest.approx(0.95)
     assert verdict(SPEED, estimates[2]).confidence == pytest.approx(0.90)
-    questions = [Question(metric=SPEED, estimate=estimate) for estimate in estimates]
+    questions = [
+        Question(metric=SPEED, estimate=estimate, mean_a=1.0, mean_b=1.0) for estimate in estimates
+    ]
     judged = judge(questions)
     assert [answer.outcome for answer in judged] == ["better", "better", "same"]
     # The first of three tests of each kind is at 0.05 / 3, the second of the changes at 0.05 / 2.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.distance import TensorDistance
 from harness.analysis.parity import CellParity, FirstDifference, Reference, SweepParity
+from harness.analysis.rungs import TensorDistance
 from harness.spec.cell import Cell
 from tests.factories import make_cell
 

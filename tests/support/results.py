@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from harness.analysis.result import CellResult, MetricPoint, TrialResult
+from harness.analysis.result import CellResult
+from harness.analysis.rows import MetricPoint, TrialRow
+from harness.records.numbers import RATES, final_name
 from harness.records.record import TargetMetric
 from harness.spec.cell import Cell
 from tests.factories import BEGUN, make_cell
@@ -24,35 +27,52 @@ def make_result(
     started: Sequence[float] | None = None,
     every: float = 100.0,
     courses: Sequence[Sequence[tuple[int, float]]] = (),
+    hardware: str = HARDWARE,
+    target: TargetMetric = TARGET,
     **changes: Any,
 ) -> CellResult:
     """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final
     parameters apart. `courses` are the steps and values of a trial's evaluations.
     """
+    cell = cell or make_cell()
     begun = started or [BEGUN + every * seed for seed in range(len(speeds))]
     accuracies = metrics or [0.9] * len(speeds)
-    trials = [
-        TrialResult(
+    trials = []
+    for seed, (speed, course) in enumerate(
+        zip(speeds, courses or itertools.repeat(()), strict=False)
+    ):
+        row = TrialRow(
             sweep="demo",
+            trial=f"{cell.id}-s{seed}-r0",
+            cell=cell.id,
+            workload=cell.workload.label,
             seed=seed,
             repeat=0,
+            status="done",
+            attempt=1,
             started=begun[seed],
             ended=begun[seed] + 10,
-            throughput=speed,
+            nodes=1,
+            hardware=hardware,
+            numbers={},
+            target=target,
             settled=True,
-            window_steps=100,
-            metric=accuracies[seed],
             parameter_digest=f"{bits}{seed}",
             order_digest=f"{seed:032x}",
             improvements=[MetricPoint(step=step, value=value) for step, value in course],
             test_samples=1000,
         )
-        for seed, (speed, course) in enumerate(
-            zip(speeds, courses or itertools.repeat(()), strict=False)
-        )
-    ]
-    return CellResult(
-        cell=cell or make_cell(),
-        target=TARGET,
-        **{"hardware": [HARDWARE], "trials": trials, "left_out": {}, **changes},
-    )
+        trials.append(with_numbers(row, throughput=speed, metric=accuracies[seed]))
+    return CellResult(cell=cell, **{"trials": trials, "left_out": {}, **changes})
+
+
+def with_numbers(
+    row: TrialRow, *, throughput: float | None = None, metric: float | None = None
+) -> TrialRow:
+    """Return a row with these numbers, in place of its own where it has them."""
+    numbers = dict(row.numbers)
+    if throughput is not None:
+        numbers[RATES[row.throughput_unit]] = throughput
+    if metric is not None and row.target is not None:
+        numbers[final_name(row.target.name)] = metric
+    return replace(row, numbers=numbers)

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import UNRECORDED, join, of_trial, without_trials
+from harness.analysis.result import aggregate, cell_result
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import (
     Compiled,
@@ -40,7 +40,7 @@ from tests.support.parity import OTHER, REFERENCE, make_parity
 
 def contents_of(*records: Record, parity: SweepParity | None = None) -> list[RunContents]:
     """Return what the runs of the cells of some records show."""
-    cells = join([of_trial(record) for record in records])
+    cells = aggregate(records)
     by_cell = group_by_cell(records)
     result = SweepResult(name="demo", cells=cells, records=by_cell)
     shown = []
@@ -230,8 +230,7 @@ def test_a_cell_looks_finished_if_all_its_trials_are_done(status: Status, expect
 
 def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
     record = make_record()
-    planned = without_trials(record.trial.cell, UNRECORDED, 1)
-    (cell,) = join([of_trial(record), planned])
+    cell = cell_result(record.trial.cell, [record], unrecorded=1)
     result = SweepResult(name="demo", cells=[cell])
     assert cell_contents(result, cell, [record], name="a cell").status == "RUNNING"
 
@@ -255,7 +254,7 @@ def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
 
 def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None:
     records = [make_record(), make_record(make_cell(precision="bf16", num_workers=2))]
-    result = SweepResult(name="demo", cells=[of_trial(record) for record in records])
+    result = SweepResult(name="demo", cells=aggregate(records))
     tags = experiment_tags({}, result, "what it has shown", has_parity=True)
     view = json.loads(tags[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]][:9] == [

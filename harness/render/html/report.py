@@ -144,8 +144,8 @@ def _sentences(result: SweepResult) -> list[str]:
         row = result.metric_row(fastest.cell)
         if row is None or fastest.target is None:
             continue
-        value = fmt.metric_value(row.mean_b)
-        reference = f"{fmt.metric_value(row.mean_a)} of {names[row.a.cell.id]}"
+        value = fmt.metric_value(row.verdict.mean_b)
+        reference = f"{fmt.metric_value(row.verdict.mean_a)} of {names[row.a.cell.id]}"
         verdict = {"same": "the same as", "inconclusive": "not certainly other than"}.get(
             row.verdict.outcome, f"{row.verdict.outcome} than"
         )

@@ -1,10 +1,10 @@
-"""The numbers of trials by their names."""
+"""The facts and numbers of trials."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.analysis.trial_table import trial_row
+from harness.analysis.rows import trial_row
 from harness.records.code import Repository
 from harness.records.record import TargetMetric
 from tests.factories import make_record, with_ranks
@@ -38,5 +38,5 @@ def test_the_commit_is_that_of_the_users_repository() -> None:
     repository = Repository(commit="c0ffee", dirty=False)
     environment = replace(record.environment, repository=repository)
     row = trial_row(replace(record, environment=environment))
-    assert row["commit"] == "c0ffee"
-    assert row["harness_commit"] != "c0ffee"
+    assert row.commit == "c0ffee"
+    assert row.harness_commit != "c0ffee"
