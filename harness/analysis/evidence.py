@@ -160,19 +160,10 @@ def compare_evidence(
     gaps = [_largest_relative_gap(recorded[name], again[name]) for name in rows]
     finite_gaps = [gap for gap in gaps if gap is not None]
     fp64_problem = _find_fp64_problem(again, exact)
-    is_other_input = False
-    for name, step in differing.items():
-        if _is_input(name, step, recorded[name].phase, has_other_kernels=has_other_kernels):
-            is_other_input = True
-    rung: Rung | None = None
-    if not differing:
-        rung = "bitwise"
-    elif is_other_input:
-        rung = "different"
-    elif exact and fp64_problem is None and any(name in differing for name in rows):
-        least_rounding = OTHER_KERNELS if has_other_kernels else FP32_EPSILON
-        if _are_rounding_errors(recorded, again, exact[0], rows, least_rounding):
-            rung = "rounding"
+    rung: Rung | None = "bitwise"
+    if differing:
+        usable = exact[0] if exact and fp64_problem is None else None
+        rung = _rung(recorded, again, usable, differing, has_other_kernels=has_other_kernels)
     first = min(differing, key=lambda name: (differing[name], recorded[name].phase), default=None)
     return Agreement(
         rung=rung,
@@ -185,6 +176,29 @@ def compare_evidence(
         max_relative=max(finite_gaps, default=None) if len(finite_gaps) == len(gaps) else None,
         fp64_problem=fp64_problem,
     )
+
+
+def _rung(
+    recorded: Evidence,
+    again: Evidence,
+    exact: Evidence | None,
+    differing: Mapping[str, int],
+    *,
+    has_other_kernels: bool,
+) -> Rung | None:
+    """Return the rung of two executions that differ, None where it is not known.
+
+    `differing` has the first step that differs, by the subject; `exact` is a run in double precision.
+    """
+    for name, step in differing.items():
+        if _is_input(name, step, recorded[name].phase, has_other_kernels=has_other_kernels):
+            return "different"
+    if exact is None or not any(recorded[name].has_numbers for name in differing):
+        return None  # digests show that something differs, but not how much
+    least_rounding = OTHER_KERNELS if has_other_kernels else FP32_EPSILON
+    if _are_rounding_errors(recorded, again, exact, least_rounding):
+        return "rounding"
+    return None
 
 
 def _first_difference(a: Series, b: Series) -> int | None:
@@ -264,11 +278,7 @@ def _largest_relative_gap(a: Series, b: Series) -> float | None:
 
 
 def _are_rounding_errors(
-    recorded: Evidence,
-    again: Evidence,
-    exact: Evidence,
-    rows: Sequence[str],
-    least_rounding: float,
+    recorded: Evidence, again: Evidence, exact: Evidence, least_rounding: float
 ) -> bool:
     """Return whether rounding errors explain the differences of all rows of numbers.
 
@@ -276,6 +286,7 @@ def _are_rounding_errors(
     numbers, such as the accuracy of one evaluation, may be exact by chance: so each is allowed the
     error of all numbers of the trial together.
     """
+    rows = [name for name in recorded if name in again and recorded[name].has_numbers]
     errors = [_relative_error(trial, exact, rows) for trial in (recorded, again)]
     rounding = max(min(errors), least_rounding)
     for name in rows:

@@ -64,7 +64,11 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
             f"{results.baselines}: found no baseline of {' or '.join(sorted(hardware)) or 'any hardware'};"
             f" allowed: {kinds or 'nothing'}; harness baseline SWEEP makes one"
         )
-    baselines = list(map(baseline.read, chosen))
+    return _related(list(map(baseline.read, chosen)), others)
+
+
+def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> list[CellResult]:
+    """Return the baselines of the cells and sweeps of other results, one of each cell."""
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     for result in others:
         ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
