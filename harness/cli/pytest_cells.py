@@ -255,7 +255,7 @@ class SweepFile(pytest.File):
         seconds: list[float] = []  # of all measured steps, trial after trial
         for record in records:
             if record.status == "done":
-                window = measured_window(record.ranks, cell.warmup)
+                window = measured_window(record.ranks, cell)
                 seconds += slowest_rank_seconds(record.ranks, window.mask).tolist()
         if not seconds:
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
