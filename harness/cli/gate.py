@@ -37,7 +37,7 @@ from harness.gate.against import GateOptions
 from harness.gate.against import gate as run_gate
 from harness.gate.bisect import BisectOptions
 from harness.gate.bisect import bisect as run_bisect
-from harness.gate.certificate import CertifySettings
+from harness.gate.certify import CertifySettings
 from harness.gate.certify import certify as run_certify
 from harness.gate.limits import Policy
 from harness.interface.planning import load_planned

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
@@ -136,11 +134,12 @@ def gate(
         before = cells_of_revision(sweep, revision, options)
         labels = {cell.label for cell in before}
         cells = [cell for cell in sweep.cells if is_among(cell, before) or cell.label in labels]
-        arms = Arms(sweep, profile, options, {"a": revision, "b": working_tree}, len(cells))
+        trees = {"a": revision, "b": working_tree}
+        alpha = ALPHA / max(1, len(cells))  # cells share the allowed chance of a false alarm
         outcomes = []
         for cell in cells:
             with progress_of(cell.label):
-                outcomes.append(arms.judge(cell))
+                outcomes.append(_judge(sweep, cell, profile, options, trees, alpha))
             on_cell(outcomes[-1])
     return GateOutcome(
         options=options,
@@ -200,47 +199,26 @@ def _written_id(cell: Cell) -> str:
     return written.settings_id
 
 
-class Arms:
-    """The revision and the working tree, which train cells against each other."""
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        profile: Profile,
-        options: GateOptions,
-        trees: Mapping[str, Tree],
-        cell_count: int,
-    ) -> None:
-        """Prepare to measure `cell_count` cells, which share the allowed chance of a false alarm."""
-        self.sweep = sweep
-        self.profile = profile
-        self.options = options
-        self.trees = trees
-        self.rng = np.random.default_rng()
-        self.budget = Budget(
-            min_effect=options.min_effect,
-            seconds=options.budget_seconds,
-            alpha=ALPHA / max(1, cell_count),
-        )
-
-    def judge(self, cell: Cell) -> CellOutcome:
-        """Measure a cell; if an arm fails, the outcome has the failure instead of a measurement."""
-        seed, base = self.sweep.seeds[0], self.sweep.base_folder
-        report_progress("starting")
-        try:
-            measured = measure(cell, seed, self.trees, base, self.profile, self.budget, self.rng)
-            is_repeatable = True
-            if self.options.compare_bits and measured.same_bits is False:
-                report_progress("training the revision twice")
-                control = compare_losses(
-                    cell,
-                    seed,
-                    {"a": self.trees["a"], "b": self.trees["a"]},
-                    base,
-                    self.profile,
-                    seconds=self.options.budget_seconds,
-                )
-                is_repeatable = control.same_losses
-        except HarnessError as error:
-            return CellOutcome(cell=cell, measured=PairedResult(failure=str(error)))
-        return CellOutcome(cell=cell, measured=measured, is_repeatable=is_repeatable)
+def _judge(
+    sweep: Sweep,
+    cell: Cell,
+    profile: Profile,
+    options: GateOptions,
+    trees: Mapping[str, Tree],
+    alpha: float,
+) -> CellOutcome:
+    """Measure a cell of the trees `a` and `b`; if one fails, that is the outcome."""
+    report_progress("starting")
+    budget = Budget(min_effect=options.min_effect, seconds=options.budget_seconds, alpha=alpha)
+    try:
+        measured = measure(sweep, cell, trees, profile, budget)
+        is_repeatable = True
+        if options.compare_bits and measured.same_bits is False:
+            report_progress("training the revision twice")
+            twice = {"a": trees["a"], "b": trees["a"]}
+            is_repeatable, _ = compare_losses(
+                sweep, cell, twice, profile, seconds=options.budget_seconds
+            )
+    except HarnessError as error:
+        return CellOutcome(cell=cell, measured=PairedResult(failure=str(error)))
+    return CellOutcome(cell=cell, measured=measured, is_repeatable=is_repeatable)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
@@ -95,56 +93,35 @@ class Judge:
     profile: Profile
     options: BisectOptions
     alpha: float  # the allowed chance of an error in a comparison
-    rng: np.random.Generator
 
     def compare(self, good: Tree, tree: Tree, ends: Finding | None = None) -> Finding:
         """Return what is found of a tree; `ends` is the finding on BAD, once that is known.
 
-        Raises HarnessError if a rank fails.
+        The ends train until their losses differ or half of the loss of throughput between them is
+        certain, and others as many steps, or against half of that loss. Raises HarnessError if a rank
+        fails.
         """
-        if self.options.compare_bits:
-            return self._compare_losses(good, tree, ends)
-        return self._compare_speed(good, tree, ends)
-
-    def _compare_speed(self, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
-        """Measure the ends until half of their loss is certain, and others against half of it."""
-        min_effect, certain_share = self.options.min_effect, CERTAIN_SHARE
+        options, trees = self.options, {"a": good, "b": tree}
+        seconds = options.budget_seconds
+        if options.compare_bits:
+            max_steps = None if ends is None else ends.steps
+            is_same, steps = compare_losses(
+                self.sweep, self.cell, trees, self.profile, seconds=seconds, max_steps=max_steps
+            )
+            return Finding(mark="good" if is_same else "bad", steps=steps)
+        min_effect, certain_share = options.min_effect, CERTAIN_SHARE
         if ends is not None and ends.measured is not None and ends.measured.ratio is not None:
             min_effect, certain_share = (1 - ends.measured.ratio) / 2, 0.0
         budget = Budget(
-            min_effect=min_effect,
-            seconds=self.options.budget_seconds,
-            alpha=self.alpha,
-            certain_share=certain_share,
+            min_effect=min_effect, seconds=seconds, alpha=self.alpha, certain_share=certain_share
         )
-        measured = measure(
-            self.cell,
-            self.sweep.seeds[0],
-            {"a": good, "b": tree},
-            self.sweep.base_folder,
-            self.profile,
-            budget,
-            self.rng,
-        )
+        measured = measure(self.sweep, self.cell, trees, self.profile, budget)
         mark: Mark = "bad" if measured.verdict == "slower" else "good"
         if measured.verdict == "inconclusive":
             # One commit near the middle does not end the search: the likelier mark is taken, and the
             # commit that is found is compared with its parent.
             mark = "bad" if (measured.ratio or 1) < 1 - min_effect else "good"
         return Finding(mark=mark, measured=measured)
-
-    def _compare_losses(self, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
-        """Train both, the ends until their losses differ, and others for as many steps."""
-        compared = compare_losses(
-            self.cell,
-            self.sweep.seeds[0],
-            {"a": good, "b": tree},
-            self.sweep.base_folder,
-            self.profile,
-            seconds=self.options.budget_seconds,
-            max_steps=None if ends is None else ends.steps,
-        )
-        return Finding(mark="good" if compared.same_losses else "bad", steps=compared.steps)
 
 
 def bisect(
@@ -167,7 +144,6 @@ def bisect(
         options=options,
         # An error in any comparison misleads the whole search, so they share ALPHA.
         alpha=ALPHA / (2 + len(commits).bit_length()),
-        rng=np.random.default_rng(),
     )
     steps: list[Step] = []
     with (

@@ -1,35 +1,132 @@
-"""`harness certify`: measures code against itself many times, in the way that a gate does."""
+"""`harness certify`: measures how often gates take identical code for different on this machine.
+
+A gate compares two versions of the code. If it compares a version with itself, every "faster" or
+"slower" is a false alarm. Many such comparisons are recorded in the machine's A/A certificate,
+`results/certificates/<key>.json`. It says
+
+- how often a gate raises false alarms on this machine, and whether that is as rare as promised,
+- how large a change has to be to rise above the machine's noise.
+
+It changes nothing about other commands.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from harness.core.errors import BadInput
-from harness.core.paths import Results
+from harness.core.paths import Results, write_atomically
 from harness.core.progress import report_progress
 from harness.core.text import counted
 from harness.core.worktree import Tree
-from harness.gate import certificate as certificates
-from harness.gate.certificate import Certificate, CertifySettings, SelfComparison
-from harness.gate.paired import Budget, run_paired
-from harness.gate.pairs import PairStarter
-from harness.hardware.machine import Device
+from harness.gate.paired import Budget, SpeedVerdict, measure
+from harness.hardware.machine import Device, machine_key
 from harness.launch.hold import hold_machine
-from harness.records.code import describe_code
+from harness.records.bounds import Amount, Moment, Number, Share
+from harness.records.code import Code, describe_code
+from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import (
     Hardware,
     Software,
     describe_hardware,
     describe_software,
 )
+from harness.records.seal import sealed_text
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
+
+SCHEMA = 6
+CERTIFICATE_FORMAT = FileFormat(
+    name="certificate",
+    schema=SCHEMA,
+    remedy="harness certify makes a new one once it is gone",
+    is_sealed=True,
+)
+MAX_FALSE_ALARMS = 0.05  # the share of comparisons that may be false alarms
+NOISE_FLOOR_QUANTILE = 0.95  # the share of comparisons whose change is at most the noise floor
+FALSE_ALARMS = ("faster", "slower")  # the verdicts that are wrong about identical code
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifySettings:
+    """The settings that all comparisons of a certificate share."""
+
+    cell: str  # the cell's id
+    label: str  # the cell's label
+    seconds: Amount  # of measuring at most, for each comparison
+    min_effect: Share  # the smallest change that matters, a fraction of throughput
+    alpha: Share  # the significance level of a gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfComparison:
+    """One comparison of the code with itself."""
+
+    verdict: SpeedVerdict
+    log_ratio: float  # the mean difference of log throughput between the two sides
+    pairs: Number  # pairs of processes that were measured
+    seconds: Amount  # of measuring
+    ended: Moment  # seconds since the epoch
+    load: Amount  # of the machine over the last minute, when the comparison ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """The record that `harness certify` writes."""
+
+    schema: int = SCHEMA
+    device: Device
+    hardware: Hardware
+    software: Software
+    code: Code
+    settings: CertifySettings
+    comparisons: Sequence[SelfComparison] = ()
+
+    @property
+    def key(self) -> str:
+        """The name of the record's file; see `machine_key`."""
+        return machine_key(self.hardware, self.device)
+
+    @property
+    def false_alarms(self) -> int:
+        """The number of comparisons that took identical code for different."""
+        return sum(comparison.verdict in FALSE_ALARMS for comparison in self.comparisons)
+
+    @property
+    def false_alarm_interval(self) -> tuple[float, float]:
+        """The 95% confidence interval (Clopper and Pearson) of the share of false alarms."""
+        from scipy.stats import binomtest  # takes a second to load
+
+        share = binomtest(self.false_alarms, len(self.comparisons)).proportion_ci()
+        return float(share.low), float(share.high)
+
+    @property
+    def holds(self) -> bool:
+        """Whether gates hold on this machine: false unless too many false alarms are certain."""
+        return self.false_alarm_interval[0] <= MAX_FALSE_ALARMS
+
+    @property
+    def noise_floor(self) -> float:
+        """The change, up or down, that NOISE_FLOOR_QUANTILE of the comparisons did not exceed.
+
+        It is a fraction of throughput, and the smallest of the measured changes with that property.
+        """
+        changes = [math.expm1(abs(comparison.log_ratio)) for comparison in self.comparisons]
+        rank = math.ceil(NOISE_FLOOR_QUANTILE * len(changes))
+        return sorted(changes)[rank - 1]
+
+    def continues(self, other: Certificate) -> bool:
+        """Return whether the comparisons of both may count together.
+
+        They may on the same hardware, with the same versions and the same settings.
+        """
+        decisive = ("key", "software", "code", "settings")
+        return all(getattr(self, name) == getattr(other, name) for name in decisive)
 
 
 def certify(
@@ -45,16 +142,13 @@ def certify(
     this_code = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
     trees = {"a": this_code, "b": this_code}
     budget = Budget(min_effect=settings.min_effect, seconds=settings.seconds, alpha=settings.alpha)
-    rng = np.random.default_rng()
-    with (
-        hold_machine(profile, "measuring its false alarms"),
-        PairStarter(cell, sweep.seeds[0], trees, sweep.base_folder, profile) as starter,
-    ):
+    with hold_machine(profile, "measuring its false alarms"):
         certificate = prepare(results, profile, settings)
+        path = results.certificates / f"{certificate.key}.json"
         while len(certificate.comparisons) < count:
             alarms = counted(certificate.false_alarms, "false alarm")
             report_progress(f"{len(certificate.comparisons)} of {count} comparisons, {alarms}")
-            measured = run_paired(cell, starter.pair, budget, rng)
+            measured = measure(sweep, cell, trees, profile, budget)
             comparison = SelfComparison(
                 verdict=measured.verdict,
                 log_ratio=math.log(measured.ratio or 1.0),
@@ -64,8 +158,8 @@ def certify(
                 load=os.getloadavg()[0],  # how busy the machine was
             )
             certificate = replace(certificate, comparisons=[*certificate.comparisons, comparison])
-            certificates.write(results, certificate)
-    return certificate, results.certificates / f"{certificate.key}.json"
+            path = write(results, certificate)
+    return certificate, path
 
 
 def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Certificate:
@@ -92,13 +186,25 @@ def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Ce
     path = results.certificates / f"{empty.key}.json"
     if not path.exists():
         return empty
-    earlier = certificates.read(path)
+    earlier = read(path)
     if not earlier.continues(empty):
         raise BadInput(
             f"{path}: found {counted(len(earlier.comparisons), 'comparison')} with other settings, code"
             " or versions; allowed: the same, or no such file"
         )
     return earlier
+
+
+def write(results: Results, certificate: Certificate) -> Path:
+    """Write the certificate under its machine's key, and return the path."""
+    path = results.certificates / f"{certificate.key}.json"
+    write_atomically(path, sealed_text(asdict(certificate)))
+    return path
+
+
+def read(path: Path) -> Certificate:
+    """Return a certificate; raises BadInput for a file that is none, or is of another schema."""
+    return decode_file(Certificate, path, CERTIFICATE_FORMAT)
 
 
 def describe_machine(profile: Profile) -> tuple[Hardware, Device]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Literal
 
@@ -20,9 +19,10 @@ from harness.core.progress import report_progress
 from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm
-from harness.gate.pairs import PairStarter
+from harness.gate.pairs import pair_starter
 from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.cluster import Profile
+from harness.spec.sweep import Sweep
 from harness.statistics.sequential import (
     Decision,
     confidence_sequence,
@@ -153,21 +153,18 @@ class PairSample:
 
 
 def measure(
+    sweep: Sweep,
     cell: Cell,
-    seed: int,
     trees: Mapping[str, Tree],
-    base: Path,
     profile: Profile,
     budget: Budget,
-    rng: np.random.Generator,
 ) -> PairedResult:
-    """Measure the throughput of a cell in tree `b` as a multiple of that in tree `a`.
+    """Measure the throughput of a sweep's cell in tree `b` as a multiple of that in tree `a`.
 
-    The cell's paths are relative to the folder `base` of the working tree; `rng` draws which arm
-    starts first. Raises HarnessError if a rank fails.
+    Raises HarnessError if a rank fails.
     """
-    with PairStarter(cell, seed, trees, base, profile) as starter:
-        return run_paired(cell, starter.pair, budget, rng)
+    with pair_starter(sweep, cell, trees, profile) as starter:
+        return run_paired(cell, starter.pair, budget, np.random.default_rng())
 
 
 def run_paired(
@@ -177,7 +174,7 @@ def run_paired(
     rng: np.random.Generator,
 ) -> PairedResult:
     """Measure fresh pairs of arms one after the other until the ratio is certain or the budget is
-    spent.
+    spent; `rng` draws which arm starts first.
 
     The unit is a pair of arms, however many windows it trains: the memory layout of a process makes
     it faster or slower for its whole life, so windows of one pair are not independent, and would

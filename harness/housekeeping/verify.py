@@ -16,7 +16,7 @@ from harness.analysis import baseline
 from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
-from harness.gate import certificate
+from harness.gate import certify
 from harness.hardware import machine
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
@@ -69,7 +69,7 @@ def verify_machines(results: Results) -> Iterator[Verified]:
     for path in sorted(results.peaks.glob("*.json")):
         yield _verify(path, partial(machine.read, path))
     for path in sorted(results.certificates.glob("*.json")):
-        yield _verify(path, partial(certificate.read, path))
+        yield _verify(path, partial(certify.read, path))
     for path in baseline.files(results):
         yield _verify(path, partial(baseline.read, path))
 

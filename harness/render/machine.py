@@ -9,7 +9,7 @@ from statistics import median
 
 from rich.markup import escape
 
-from harness.gate.certificate import MAX_FALSE_ALARMS, Certificate
+from harness.gate.certify import MAX_FALSE_ALARMS, Certificate
 from harness.render.console import TerminalConsole, print_json, styled
 from harness.slurm.doctor import Check
 

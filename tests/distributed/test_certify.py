@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.core.errors import HarnessError
@@ -62,12 +61,10 @@ def test_a_rank_that_fails_before_it_trains_is_told(wrong: str, words: str, tmp_
         key: Tree(name=key, top=repository.path, path=user.path)
         for key, user in (("a", repository), ("b", other))
     }
-    (cell,) = load_sweep(repository.sweep).cells
+    sweep = load_sweep(repository.sweep)
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
     with pytest.raises(HarnessError, match=words):
-        measure(
-            cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng()
-        )
+        measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), budget)
 
 
 def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None:
@@ -76,9 +73,7 @@ def test_a_rank_whose_tree_has_no_harness_to_run_is_told(tmp_path: Path) -> None
     (tmp_path / "b" / "harness").mkdir(parents=True)
     (tmp_path / "b" / "harness" / "__init__.py").touch()
     trees = {key: Tree(name=key, top=TOP, path=tmp_path / key) for key in "ab"}
-    (cell,) = load_sweep(repository.sweep).cells
+    sweep = load_sweep(repository.sweep)
     budget = Budget(min_effect=0.5, seconds=1.0, alpha=0.05)
-    with pytest.raises(HarnessError, match="b: rank 0 did not start: ModuleNotFoundError"):
-        measure(
-            cell, 0, trees, repository.path, Profile(device="cpu"), budget, np.random.default_rng()
-        )
+    with pytest.raises(HarnessError, match=r"b: rank 0 did not start: .*ModuleNotFoundError"):
+        measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), budget)

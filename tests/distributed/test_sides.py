@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import psutil
 import pytest
 
 from harness.core.worktree import Tree
 from harness.gate import paired, pairs
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.gate.pairs import PairStarter
+from harness.gate.pairs import PairStarter, pair_starter
 from harness.spec import cluster
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
@@ -105,9 +104,8 @@ def line_starter(folder: Path, **axes: object) -> Iterator[PairStarter]:
     """Pairs of the test workload from one and the same tree."""
     sweep = load_sweep(line_sweep(folder, {"line": {"axes": axes}}))
     tree = Tree(name="here", top=folder, path=folder)
-    with PairStarter(
-        sweep.cells[0], 0, {"a": tree, "b": tree}, sweep.base_folder, Profile(device="cpu")
-    ) as starter:
+    trees = {"a": tree, "b": tree}
+    with pair_starter(sweep, sweep.cells[0], trees, Profile(device="cpu")) as starter:
         yield starter
 
 
@@ -137,8 +135,8 @@ def test_ranks_get_cores_of_their_own_unless_they_use_gpus(
     monkeypatch.setattr(cluster, "count_gpus", lambda variables: gpus)
     monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
     axes = {"strategy": "ddp", "world_size": 2}
-    cell = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}})).cells[0]
-    starter = PairStarter(cell, 0, {}, tmp_path, Profile(device=device))
+    sweep = load_sweep(line_sweep(tmp_path, {"line": {"axes": axes}}))
+    starter = PairStarter(sweep, sweep.cells[0], {}, Profile(device=device), tmp_path)
     first, second = starter._draw_cores()
     assert (first == second == list(range(8))) is shared
     assert (not {*first} & {*second}) is not shared
@@ -221,10 +219,9 @@ def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
         "a": Tree(name="main", top=before.path, path=before.path),
         "b": Tree(name="the working tree", top=before.path, path=now.path),
     }
-    (cell,) = load_sweep(before.sweep).cells
+    sweep = load_sweep(before.sweep)
     limits = replace(Budget(min_effect=0.2, seconds=20.0, alpha=0.5), **budget)
-    profile = Profile(device="cpu")
-    return measure(cell, 0, trees, before.path, profile, limits, np.random.default_rng())
+    return measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), limits)
 
 
 @pytest.mark.nightly

@@ -235,7 +235,6 @@ def test_a_commit_is_measured_against_half_of_the_loss_between_the_ends(
         profile=Profile(device="cpu"),
         options=BisectOptions(good="0", bad="8"),
         alpha=0.01,
-        rng=np.random.default_rng(0),
     )
     tree = Tree(name="a", top=Path(), path=Path())
     ends = Finding(mark="bad", measured=PairedResult(verdict="slower", ratio=0.8))
@@ -265,7 +264,7 @@ def test_suspects_are_what_remains(marks: str, suspects: list[int], tries: int) 
 class Noisy:
     """Pairs of trees that are slower by what their file `mark` says, in per cent.
 
-    Takes the place of `PairStarter`. A process is faster or slower by `luck` for as long as it
+    Takes the place of `pair_starter`. A process is faster or slower by `luck` for as long as it
     lives, and one in ten by far more, as on a machine that others use.
     """
 
@@ -273,7 +272,7 @@ class Noisy:
     luck = 0.03
     started = 0  # pairs
 
-    def __init__(self, cell: Any, seed: int, trees: Mapping[str, Tree], *_: object) -> None:
+    def __init__(self, sweep: Any, cell: Any, trees: Mapping[str, Tree], *_: object) -> None:
         self.trees = trees
 
     def __enter__(self) -> Noisy:
@@ -306,7 +305,7 @@ class NoisyArm(TrainingArm):
 def noisy(monkeypatch: pytest.MonkeyPatch) -> type[Noisy]:
     """Real judges, on a machine that is made up."""
     monkeypatch.setattr(Judge, "compare", REAL_COMPARE)
-    monkeypatch.setattr("harness.gate.paired.PairStarter", Noisy)
+    monkeypatch.setattr("harness.gate.paired.pair_starter", Noisy)
     monkeypatch.setattr(Noisy, "rng", np.random.default_rng(1))
     monkeypatch.setattr(Noisy, "started", 0)
     return Noisy

@@ -13,13 +13,8 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.gate import against, certificate
-from harness.gate.certificate import (
-    Certificate,
-    CertifySettings,
-    SelfComparison,
-)
-from harness.gate.certify import prepare
+from harness.gate import against, certify
+from harness.gate.certify import Certificate, CertifySettings, SelfComparison, prepare
 from harness.gate.paired import Budget, PairedResult
 from harness.records.code import Code
 from harness.records.environment import Hardware, Software
@@ -77,9 +72,9 @@ def test_what_was_measured_is_told() -> None:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     results, certified = Results(tmp_path), made(1, 3)
-    path = certificate.write(results, certified)
+    path = certify.write(results, certified)
     assert path == tmp_path / "certificates" / "Fast-CPU-2-cores.json"
-    assert certificate.read(path) == certified
+    assert certify.read(path) == certified
 
 
 @pytest.mark.parametrize(
@@ -94,11 +89,11 @@ def test_what_is_no_certificate_is_refused(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     results, certified = Results(tmp_path), made(1, 3)
-    path = certificate.write(results, certified)
+    path = certify.write(results, certified)
     content = json.loads(path.read_text(encoding="utf-8")) | change
     path.write_text(sealed_text(content), encoding="utf-8")
     with pytest.raises(BadInput, match=message) as caught:
-        certificate.read(path)
+        certify.read(path)
     assert "harness certify makes a new one" in str(caught.value)
 
 
@@ -116,14 +111,14 @@ def test_only_like_is_gone_on_with() -> None:
 def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
     results, profile = Results(tmp_path), Profile(device="cpu")
     begun = replace(prepare(results, profile, SETTINGS), comparisons=made(0, 2).comparisons)
-    certificate.write(results, begun)
+    certify.write(results, begun)
     assert prepare(results, profile, SETTINGS) == begun
 
 
 def test_a_run_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
     results, profile = Results(tmp_path), Profile(device="cpu")
     begun = replace(prepare(results, profile, SETTINGS), comparisons=made(0, 2).comparisons)
-    path = certificate.write(results, begun)
+    path = certify.write(results, begun)
     with pytest.raises(BadInput, match="found 2 comparisons with other settings") as caught:
         prepare(results, profile, replace(SETTINGS, seconds=9.0))
     assert str(caught.value).startswith(str(path))
@@ -142,7 +137,7 @@ def test_a_certificate_changes_no_gate(tmp_path: Path, monkeypatch: pytest.Monke
     repository, results = Repository(tmp_path / "user"), Results(tmp_path / "results")
     noisy = made(0, of=20, changes=[0.05, -0.05] * 10)
     begun = prepare(results, Profile(device="cpu"), SETTINGS)
-    certificate.write(results, replace(begun, comparisons=noisy.comparisons))
+    certify.write(results, replace(begun, comparisons=noisy.comparisons))
     assert harness("gate", "--against", "HEAD", str(repository.sweep)).code == 0
     assert budgets == [0.01]
 

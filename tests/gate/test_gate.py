@@ -17,7 +17,6 @@ from harness.core.errors import BadInput
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
-from harness.gate.bits import LossComparison
 from harness.gate.paired import PairedResult, SpeedVerdict
 from harness.render import gate as view
 from harness.render.console import print_json
@@ -186,8 +185,7 @@ def test_equal_code_that_trains_otherwise_each_time_does_not_fail_for_its_bits(
 ) -> None:
     repository = Repository(tmp_path)
     monkeypatch.setattr(against, "measure", lambda *_: OTHER_BITS)
-    for same_losses, code in ((True, 1), (False, 3)):
-        control = LossComparison(steps=20, same_losses=same_losses)
+    for control, code in (((True, 20), 1), ((False, 20), 3)):
         monkeypatch.setattr(against, "compare_losses", lambda *_, found=control, **__: found)
         ended = harness("gate", "--against", "HEAD", str(repository.sweep), "--bits")
         assert ended.code == code, ended.out

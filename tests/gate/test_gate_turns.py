@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -20,15 +19,9 @@ from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.progress import progress_shown_by
 from harness.gate import paired
-from harness.gate.arms import PROTOCOL, ArmTurn, TrainingArm
+from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.paired import Budget
-from harness.gate.pairs import (
-    ENDLESS,
-    ArmRank,
-    check_connected,
-    connect_rank,
-    refuse_different_units,
-)
+from harness.gate.pairs import ENDLESS, connect_rank, refuse_different_units
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment, write_assignment
 from harness.spec.cell import Cell, Trial
@@ -49,6 +42,12 @@ def line_sides(folder: Path, **options: object) -> Iterator[tuple[Cell, dict[str
     ]
     with threads(folder, cells, [folder, folder]) as arms:
         yield cells[0], arms
+
+
+def connect(arm: TrainingArm, connection: socket.socket, stack: ExitStack) -> None:
+    """Give an arm the connection of its only rank."""
+    arm.sockets[0] = connection
+    arm.lines[0] = stack.enter_context(connection.makefile("r", encoding="utf-8"))
 
 
 @contextmanager
@@ -73,9 +72,9 @@ def threads(
             stack.callback(turn_worker.join)
             connection = stack.enter_context(listening.accept()[0])
             arms[key] = TrainingArm(key, trial_folder.launch_log)
-            arms[key].connect(0, connection, stack.enter_context(connection.makefile("r")))
+            connect(arms[key], connection, stack)
             stack.callback(connection.shutdown, socket.SHUT_RDWR)
-            arms[key].wait_until_ready(0)
+            arms[key].wait_until_ready()
         yield arms
 
 
@@ -200,13 +199,6 @@ def rank_that_sent(stack: ExitStack, **message: object) -> socket.socket:
     return ours
 
 
-def test_a_rank_that_ended_before_it_connected_is_reported_with_its_log(tmp_path: Path) -> None:
-    arm = TrainingArm("HEAD", tmp_path / "log")
-    arm.log.write_text("raise ValueError('in the traceback')", encoding="utf-8")
-    with pytest.raises(HarnessError, match="HEAD: rank 0 did not start: raise ValueError"):
-        check_connected([ArmRank("a", 0)], {"a": arm})
-
-
 def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     tmp_path: Path,
 ) -> None:
@@ -214,8 +206,7 @@ def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     with ExitStack() as stack:
         said = "rank 0 on n1: ValueError: the dog\x1b ate\nit"
         rank = rank_that_sent(stack, failure=said)
-        arm.connect(0, rank, stack.enter_context(rank.makefile("r", encoding="utf-8")))
-        check_connected([ArmRank("a", 0)], {"a": arm})
+        connect(arm, rank, stack)
         with pytest.raises(
             HarnessError,
             match=r"HEAD: rank 0 on n1: ValueError: the dog ate it; log: ",
@@ -228,39 +219,7 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
     with ExitStack() as stack:
         rank = rank_that_sent(stack, protocol=1, side="a", rank=0)
         with pytest.raises(HarnessError, match=r"^v1\.0: its turn worker speaks protocol 1; "):
-            connect_rank(rank, {os.getpid(): ArmRank("a", 0)}, {"a": arm}, stack)
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        ("[1]", "sent no message"),
-        ("[" * 100_000, "sent no message"),
-        ('{"seconds": [0.1], "losses": ""}', "did not report 2 steps"),
-        ('{"seconds": [NaN, 0.1], "losses": ""}', "reported a step that took no time"),
-        ('{"seconds": [0.1, -0.1], "losses": ""}', "reported a step that took no time"),
-    ],
-)
-def test_an_answer_that_can_not_be_true_is_refused(answer: str, words: str, tmp_path: Path) -> None:
-    arm = TrainingArm("HEAD", tmp_path / "log")
-    with ExitStack() as stack:
-        ours, theirs = map(stack.enter_context, socket.socketpair())
-        arm.connect(0, ours, stack.enter_context(ours.makefile("r", encoding="utf-8")))
-        theirs.sendall(f"{answer}\n".encode())
-        with pytest.raises(HarnessError, match=f"^HEAD: rank 0 {words}"):
-            arm.train(2)
-
-
-def test_one_arm_can_not_answer_for_the_other(tmp_path: Path) -> None:
-    """The kernel says which process connected; what the process says of itself does not count."""
-    arms = {"a": TrainingArm("main", tmp_path / "log"), "b": TrainingArm("HEAD", tmp_path / "log")}
-    names = {os.getpid(): ArmRank("b", 0)}
-    with ExitStack() as stack:
-        hello = {"protocol": PROTOCOL, "side": "a", "rank": 0}
-        connect_rank(rank_that_sent(stack, **hello), names, arms, stack)
-        connect_rank(rank_that_sent(stack, **hello), names, arms, stack)  # once only
-        connect_rank(rank_that_sent(stack, **hello), {}, arms, stack)
-    assert (list(arms["a"].sockets), list(arms["b"].sockets)) == ([], [0])
+            connect_rank(rank, {"a": arm}, stack)
 
 
 @pytest.mark.parametrize(
@@ -275,10 +234,10 @@ def test_arms_are_compared_in_one_unit(
         for name, unit in (("main", a), ("HEAD", b)):
             arm = TrainingArm(name, tmp_path / "log")
             ours, theirs = map(stack.enter_context, socket.socketpair())
-            arm.connect(0, ours, stack.enter_context(ours.makefile("r", encoding="utf-8")))
+            connect(arm, ours, stack)
             ready = {"ready": True, "batch_size": 1} | ({"unit": unit} if unit else {})
             theirs.sendall(f"{json.dumps(ready)}\n".encode())
-            arm.wait_until_ready(0)
+            arm.wait_until_ready()
             arms.append(arm)
     if not refused:
         refuse_different_units(arms)
@@ -306,12 +265,13 @@ def test_a_process_that_missed_its_continuation_is_continued_again(
     monkeypatch.setattr("harness.gate.arms.TURN_TIMEOUT", 60.0)
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", STOPS_ITSELF, str(theirs.fileno())]
-    with ours, ours.makefile("r") as lines:
+    with ExitStack() as stack:
+        stack.enter_context(ours)
         process = subprocess.Popen(command, start_new_session=True, pass_fds=[theirs.fileno()])
         theirs.close()
         try:
             arm = TrainingArm("main", tmp_path / "log")
-            arm.connect(0, ours, lines)
+            connect(arm, ours, stack)
             arm.process_groups = [process.pid]
             assert arm.train(2).losses == "same"
         finally:

@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Nothing is trained: every cell comes out the same. Returns the labels of those measured."""
     labels: list[str] = []
 
-    def measure(cell: Any, *_: object) -> PairedResult:
+    def measure(sweep: Any, cell: Any, *_: object) -> PairedResult:
         labels.append(cell.label)
         return PairedResult(verdict="same", ratio=1.0, low=0.99, high=1.01, a_rate=1.0, b_rate=1.0)
 

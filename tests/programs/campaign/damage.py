@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.paths import Results
-from harness.gate import certificate
+from harness.gate import certify
 from harness.hardware import machine
 from harness.records.files import read_record
 from tests.factories import make_machine
@@ -247,7 +247,7 @@ def _add_files_of_the_machine(stage: Stage) -> None:
     # Of this hardware, or nobody would read them.
     hardware = record.environment.hardware
     machine.write(results.peaks, replace(make_machine(), hardware=hardware))
-    certificate.write(results, replace(made(1, 5), hardware=hardware))
+    certify.write(results, replace(made(1, 5), hardware=hardware))
     stage.run(stage.run_command)  # which draws the roofline, now that it knows the peaks
 
 

@@ -57,12 +57,11 @@ def tries(
         "a": Tree(name="before", top=before.path, path=before.path),
         "b": Tree(name="now", top=before.path, path=now.path),
     }
-    (cell,) = load_sweep(before.sweep).cells
+    sweep = load_sweep(before.sweep)
     budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
-    rng = np.random.default_rng()
     results = []
     for number in range(count):
-        result = measure(cell, 0, trees, before.path, Profile(device="cpu"), budget, rng)
+        result = measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), budget)
         results.append(result)
         print(
             f"  {number + 1:3}  {result.verdict:12} {(result.ratio or 1) - 1:+.2%}"
