@@ -31,7 +31,7 @@ from harness.core.processes import die_with_parent
 from harness.gate.arms import PROTOCOL
 from harness.records.assignment import read_assignment
 from harness.spec.cell import Cell
-from harness.training.build import build_trial
+from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
 from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, execute, observe
@@ -170,7 +170,7 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
         state = TrainingState()
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
-        parts = build_trial(assignment, workload, folder, mesh, state)
+        parts = TrialParts(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state, TakingTurns(turns))
         turns.send(ready=True, batch_size=parts.axes.batch_size)
         trainer.run()

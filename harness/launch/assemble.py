@@ -119,14 +119,10 @@ def assemble(
 
 def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, Machine]) -> Record:
     """Return a record with these ranks, and with what they come to for readers of headers."""
-    warnings: dict[str, None] = {}  # an ordered set: those of several ranks are mostly the same
-    for rank in ranks:
-        if rank.determinism is not None:
-            warnings.update(dict.fromkeys(rank.determinism.warnings))
     problems: list[str] = []
     if ranks:
         problems += [f"not resumed from {refusal}" for refusal in ranks[0].refused_checkpoints]
-        problems += [] if ranks[0].saves is None else ranks[0].saves.failed
+        problems += ranks[0].unsaved
     record = replace(
         record,
         load_ranks=lambda: ranks,
@@ -136,7 +132,6 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         nodes=len({rank.host for rank in ranks}),
         interruptions=tuple(ranks[0].interruptions) if ranks else (),
         checkpoint_problems=tuple(problems),
-        may_vary=tuple(warnings),
         notes=tuple(ranks[0].notes) if ranks else (),
     )
     numbers = {**trial_numbers(record, ranks), **mfu_numbers(record, ranks, peaks)}

@@ -17,14 +17,11 @@ import harness.records.running
 import harness.training.worker  # noqa: F401
 from harness.records.code import training_digest
 from harness.records.environment import look_up_software
-from harness.spec.axes import STRATEGIES
 from workloads.catalog import BUILT_IN, heavy_modules
 
 
 def load() -> None:
-    """Import the strategies and the workloads, and look up what ranks remember of the software."""
-    for implementation in STRATEGIES.values():
-        import_module(implementation.partition(":")[0])
+    """Import the workloads, and look up what ranks remember of the software."""
     for name, declaration in BUILT_IN.items():
         module, _, _ = declaration.path.partition(":")
         if not heavy_modules(name):  # those are for forkservers of the cells that train them

@@ -23,7 +23,7 @@ from harness.preflight.rates import (
     write_curve,
 )
 from harness.records.record import RankResult
-from harness.training.build import TrialParts, build_trial
+from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload
 from harness.training.optimization import lr_factor, simulate_rates
 from harness.training.ranks import Ranks, broadcast_from_rank_0, gather
@@ -73,7 +73,7 @@ def search_rates(
 ) -> RankResult:
     """Train at rising rates, and write the losses; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
-        parts = build_trial(assignment, load_workload(assignment), folder, mesh, state)
+        parts = TrialParts(assignment, load_workload(assignment), folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
         current, scale = raise_rates(parts)
         hooks = UntilDivergence(parts, scale)

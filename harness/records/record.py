@@ -218,15 +218,6 @@ class Compiled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Determinism:
-    """What deterministic mode was in force with at one rank, from the first step to the last."""
-
-    settings: Mapping[str, str]  # of torch and the environment, by their own names
-    # What torch says of operations that it does not refuse, and that may vary all the same.
-    warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LossScale:
     """What the loss scaling of fp16 did at one rank."""
 
@@ -272,19 +263,6 @@ class Interruption:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saves:
-    """The checkpoints that a rank has saved at intervals, over all attempts that are in the record."""
-
-    count: Number = 0  # that are whole
-    blocked_seconds: Duration = 0.0  # that training stood still for them
-    # From the copy in memory to the flushed file, while training went on.
-    writing_seconds: Duration = 0.0
-    bytes: Number = 0  # of this rank's part of the last one, which the copy in memory takes too
-    # Saves of any kind that could not be written, and why: a line each, of rank 0 alone.
-    failed: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepFingerprint:
     """The digests of what one rank computed in one step; see `harness.records.trace`."""
 
@@ -324,14 +302,15 @@ class RankResult:
     interruptions: Sequence[Interruption] = ()
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
     refused_checkpoints: Sequence[str] = ()
-    saves: Saves | None = None  # None without checkpoints at intervals and failed saves
+    unsaved: Sequence[str] = ()  # saves of any kind that failed, and why: a line each
     order_sums: Sequence[Number] = (
         0,
         0,
     )  # of the samples that it saw; see `harness.training.order`
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
-    determinism: Determinism | None = None  # None unless the trial was deterministic
+    # Settings that deterministic mode was in force with, by name; None for a trial without it.
+    determinism: Mapping[str, Any] | None = None
     telemetry: Telemetry | None = None
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
@@ -444,7 +423,6 @@ class Outcome:
     interruptions: tuple[Interruption, ...] = ()  # all ranks stop after the same step
     # Checkpoints that attempts did not go on from, or that could not be written, and why.
     checkpoint_problems: tuple[str, ...] = ()
-    may_vary: tuple[str, ...] = ()  # what torch said of operations in deterministic mode
     notes: tuple[str, ...] = ()  # what to know of a script
     # When the first of the attempts started that this one continues or repeats; None: it is the first.
     first_started: Moment | None = None

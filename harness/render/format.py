@@ -141,11 +141,6 @@ def stop_note(record: Record) -> str | None:
     return note
 
 
-def nondeterminism_notes(record: Record) -> list[str]:
-    """Return what may vary in a deterministic trial, as torch said, and what to know of a script."""
-    return [*(f"may vary between runs: {note}" for note in record.may_vary), *record.notes]
-
-
 def is_contended(record: Record) -> bool:
     """Return whether a trial is invalid because other programs used its cores."""
     return any(violation.startswith("contention") for violation in record.violations)

@@ -23,7 +23,6 @@ from harness.render.format import (
     checkpoint_notes,
     duration,
     is_contended,
-    nondeterminism_notes,
     samples_per_second,
     stop_note,
 )
@@ -240,16 +239,14 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
 def _remarks(record: Record, summary: Summary) -> list[str]:
     """Return what a reader should know before believing this trial's numbers.
 
-    These are when and why it was stopped, its interruptions, with the
-    seconds that each cost, checkpoints that it could not resume from, operations that may vary in
-    spite of deterministic mode, and a rank that slows all others.
+    These are when and why it was stopped, its interruptions, with the seconds that each cost, checkpoints
+    that it could not resume from, what to know of a script, and a rank that slows all others.
     """
     remarks: list[str] = []
     stop = stop_note(record)
     if stop is not None:
         remarks.append(stop)
-    remarks += checkpoint_notes(record)
-    remarks += nondeterminism_notes(record)
+    remarks += [*checkpoint_notes(record), *record.notes]
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:
         remarks.append(

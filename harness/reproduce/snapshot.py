@@ -73,7 +73,7 @@ class SnapshotRecorder(Recorder):
         # Rank 0 writes the unsharded tensors, but every rank must take part.
         for name, tensor in _named_tensors(self._parts):
             tensors[name] = full_tensor(tensor).contiguous().clone()
-        if self._parts.mesh.ranks.is_rank_0:
+        if self._parts.mesh.is_rank_0:
             save_file(tensors, snapshot_path(self._path.parent, state.step))
 
 

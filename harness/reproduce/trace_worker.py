@@ -13,7 +13,7 @@ from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
 from harness.records.trace import read_recording, trace_path
 from harness.reproduce.snapshot import SnapshotRecorder
-from harness.training.build import build_trial
+from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
 from harness.training.recorder import Recorder
@@ -28,7 +28,7 @@ def trace_rank(
     recording = read_recording(folder.path)
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
-        parts = build_trial(assignment, workload, folder, mesh, state)
+        parts = TrialParts(assignment, workload, folder, mesh, state)
         path = trace_path(folder.path, ranks.rank)
         recorder_class = SnapshotRecorder if recording.snapshots else Recorder
         trainer = Trainer(parts, state)

@@ -22,7 +22,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, distinct_names, final_name, metric_name
 from harness.records.record import Evaluation, Record, Status
 from harness.render.findings import conclusions, remarks
-from harness.render.format import cell_names, checkpoint_notes, nondeterminism_notes, stop_note
+from harness.render.format import cell_names, checkpoint_notes, stop_note
 from harness.spec.cell import Cell
 
 if TYPE_CHECKING:
@@ -418,9 +418,8 @@ def _trial_note(record: Record) -> str | None:
     stop = stop_note(record)
     if stop is not None:
         paragraphs.append(stop)
-    nondeterminism = nondeterminism_notes(record)
-    if nondeterminism:
-        paragraphs.append(_list("know of it", nondeterminism))
+    if record.notes:
+        paragraphs.append(_list("know of it", record.notes))
     if record.status in ("done", "invalid"):
         command = f"harness reproduce {record.trial.id}"  # where its results folder is
         paragraphs.append(f"Run it again, and compare the bits:\n\n    {command}")

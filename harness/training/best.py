@@ -23,7 +23,7 @@ from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.training.build import TrialParts
-from harness.training.checkpoint import describe_file, make_buffers
+from harness.training.checkpoint import file_digest
 from harness.training.fingerprint import full_tensor
 from harness.training.state import TrainingState
 
@@ -47,18 +47,16 @@ def save_best(parts: TrialParts, state: TrainingState) -> None:
 
     What can't be written costs a line and no trial.
     """
-    is_writer = parts.mesh.ranks.is_rank_0
+    is_writer = parts.mesh.is_rank_0
     weights: dict[str, Tensor] = {}
-    others: dict[str, Any] = {}
+    rest: dict[str, Any] = {"workload": parts.workload_state.save(), "others": {}}
     # Shards are gathered one after the other, and ranks that do not write keep none.
     for name, value in {**dict(parts.model.named_buffers()), **parts.model.state_dict()}.items():
         whole = full_tensor(value) if isinstance(value, Tensor) else value
-        is_weight = isinstance(whole, Tensor) and whole.layout is torch.strided
-        if is_writer and is_weight:
+        if is_writer and isinstance(whole, Tensor) and whole.layout is torch.strided:
             weights[name] = whole.contiguous().clone()
         elif is_writer:
-            others[name] = whole
-    rest = {"others": others, "workload": parts.workload_state.save()}
+            rest["others"][name] = whole
     if not is_writer:
         return
     folder = parts.folder.best_checkpoints
@@ -79,7 +77,7 @@ def write_best(
         aside.mkdir(parents=True)
         save_file(weights, aside / WEIGHTS_FILE)
         torch.save(rest, aside / REST_FILE)
-        files = {name: describe_file(aside / name)[1] for name in (WEIGHTS_FILE, REST_FILE)}
+        files = {name: file_digest(aside / name) for name in (WEIGHTS_FILE, REST_FILE)}
         seal = BestSeal(trial=trial, step=step, files=files)
         write_atomically(aside / SEAL_FILE, sealed_text(asdict(seal)))
         for path in aside.iterdir():
@@ -100,7 +98,7 @@ def read_best(folder: Path, trial: str) -> BestSeal:
         raise BadFile(f"{folder}: trial: found {seal.trial}; allowed: {trial}")
     for name, digest in seal.files.items():
         path = folder / name
-        if not path.exists() or describe_file(path)[1] != digest:
+        if not path.exists() or file_digest(path) != digest:
             raise BadFile(f"{path}: found another SHA-256 than its seal has: it is damaged")
     return seal
 
@@ -111,17 +109,14 @@ def load_best(folder: Path, model: nn.Module) -> dict[str, Any]:
     Raises BadCheckpoint for files that can't be read.
     """
     try:
-        weights = load_file(folder / WEIGHTS_FILE)
         rest = torch.load(folder / REST_FILE, "cpu", weights_only=True)
+        state = {**load_file(folder / WEIGHTS_FILE), **rest["others"]}
+        in_state_dict = model.state_dict().keys()
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(state[name] if name in in_state_dict else state.pop(name))
+        model.load_state_dict(state)
     except Exception as error:
         raise BadCheckpoint(f"{folder}: can't be read: {one_line(error)}") from error
-    state = {**weights, **rest["others"]}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = {name: value for name, value in weights.items() if name not in parameters}
-    make_buffers(model, buffers, saved=model.state_dict())
-    model.load_state_dict({name: state[name] for name in model.state_dict()})
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(state[name])
     workload: dict[str, Any] = rest["workload"]
     return workload

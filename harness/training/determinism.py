@@ -13,16 +13,12 @@ no further setting.
 from __future__ import annotations
 
 import os
-import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from harness.core.errors import BadInput, NotApplied, one_line
-from harness.records import record
+from harness.core.errors import BadInput, NotApplied
 from harness.spec.axes import Axes
 
 # Variables that libraries read once, when they start, and the values that will do, ours first.
@@ -40,21 +36,6 @@ CPU_VARIABLES = {
         "AVX512_E1,STRICT",
     ),
 }  # fmt: skip
-WARNED = re.compile(r"deterministic", re.IGNORECASE)
-
-
-class Switch(NamedTuple):
-    """A setting of the whole process that deterministic mode needs."""
-
-    name: str  # as torch documents it
-    needed: object
-    read: Callable[[], object]
-    set: Callable[[], object]
-
-
-def _variables(*, on_gpu: bool) -> Mapping[str, Sequence[str]]:
-    """Return the variables that libraries of a device read, and the values that will do."""
-    return GPU_VARIABLES if on_gpu else CPU_VARIABLES
 
 
 def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
@@ -65,7 +46,7 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
     """
     if not axes.deterministic:
         return
-    for name, allowed in _variables(on_gpu=on_gpu).items():
+    for name, allowed in (GPU_VARIABLES if on_gpu else CPU_VARIABLES).items():
         value = os.environ.setdefault(name, allowed[0])
         if value not in allowed:
             raise BadInput(
@@ -78,91 +59,63 @@ class DeterministicMode:
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         """Set all that the mode needs; without it, leave everything as it is."""
-        self._switches: list[Switch] = []
-        self._warnings: dict[str, None] = {}  # an ordered set
-        if not axes.deterministic:
-            return
-        self._switches = _switches(axes)
-        for name in _variables(on_gpu=device.type == "cuda"):
-            value = os.environ.get(name, "")
-            assign = partial(os.environ.__setitem__, name, value)
-            self._switches.append(Switch(name, value, partial(os.environ.get, name), assign))
-        for switch in self._switches:
-            switch.set()
-        self._listen_to_warnings()
+        self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
+        self._is_compiled = axes.execution != "eager"
+        self.settings: Mapping[str, object] | None = (
+            None  # in force, by name; None without the mode
+        )
+        if axes.deterministic:
+            self._set_all(axes)
+            self.settings = self._read_all()
 
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
-        for switch in self._switches:
-            present = switch.read()
-            if present != switch.needed:
+        if self.settings is None:
+            return
+        present = self._read_all()
+        for name, needed in self.settings.items():
+            if present[name] != needed:
                 raise NotApplied(
-                    f"deterministic=true was undone: {switch.name} is {present};"
-                    f" needed: {switch.needed}"
+                    f"deterministic=true was undone: {name} is {present[name]}; needed: {needed}"
                 )
 
-    def account(self) -> record.Determinism | None:
-        """Return the settings in force and torch's warnings, None without the mode."""
-        if not self._switches:
-            return None
-        settings = {switch.name: str(switch.needed) for switch in self._switches}
-        return record.Determinism(settings=settings, warnings=list(self._warnings))
+    def _set_all(self, axes: Axes) -> None:
+        """Set all settings of torch that the mode needs.
 
-    def _listen_to_warnings(self) -> None:
-        """Note the warnings about operations that torch runs though they may vary."""
-        show = warnings.showwarning
-
-        def note_and_show(message: Warning | str, *context: Any, **more: Any) -> None:
-            """Show a warning as Python does, and keep it if it is about determinism."""
-            if WARNED.search(str(message)):
-                self._warnings[one_line(message)] = None
-            show(message, *context, **more)
-
-        warnings.showwarning = note_and_show
-
-
-def _switches(axes: Axes) -> list[Switch]:
-    """Return all settings of torch that the mode needs.
-
-    TensorFloat-32 is among them because its rounding is no property of the model: whether a product
-    uses it may change with the GPU. Torch fills uninitialized memory with NaN in this mode, which
-    we leave on: what reads such memory then fails by a loss of NaN, and costs no time that could be
-    measured.
-    """
-    matmul_precision = "high" if axes.precision == "tf32" else "highest"
-    attributes: list[tuple[Any, str, bool]] = [
-        (torch.utils.deterministic, "fill_uninitialized_memory", True),
-        (torch.backends.cudnn, "deterministic", True),
-        (torch.backends.cudnn, "benchmark", False),
-    ]
-    if axes.execution != "eager":
-        import torch._inductor.config as inductor  # takes a second to load
-
-        # Inductor would choose among some kernels by how fast they are on this occasion.
-        attributes.append((inductor, "deterministic", True))
-    switches = [
-        Switch(
-            "torch.get_deterministic_debug_mode()",
-            2,  # an operation that may vary is an error
-            torch.get_deterministic_debug_mode,
-            partial(torch.use_deterministic_algorithms, True, warn_only=False),
-        ),
+        TensorFloat-32 is among them because its rounding is no property of the model: whether a product
+        uses it may change with the GPU. Torch fills uninitialized memory with NaN in this mode, which
+        we leave on: what reads such memory then fails by a loss of NaN, and costs no time that could be
+        measured.
+        """
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        filling: Any = torch.utils.deterministic
+        filling.fill_uninitialized_memory = True
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
         # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
         # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
-        Switch(
-            "torch.backends.cuda.cudnn_sdp_enabled()",
-            False,
-            torch.backends.cuda.cudnn_sdp_enabled,
-            partial(torch.backends.cuda.enable_cudnn_sdp, False),
-        ),
-        Switch(
-            "torch.get_float32_matmul_precision()",
-            matmul_precision,
-            torch.get_float32_matmul_precision,
-            partial(torch.set_float32_matmul_precision, matmul_precision),
-        ),
-    ]
-    for owner, name, needed in attributes:
-        read, assign = partial(getattr, owner, name), partial(setattr, owner, name, needed)
-        switches.append(Switch(f"{owner.__name__}.{name}", needed, read, assign))
-    return switches
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.set_float32_matmul_precision("high" if axes.precision == "tf32" else "highest")
+        if self._is_compiled:
+            import torch._inductor.config as inductor  # takes a second to load
+
+            # Inductor would choose among some kernels by how fast they are on this occasion.
+            inductor.deterministic = True
+
+    def _read_all(self) -> dict[str, object]:
+        """Return all that `_set_all` sets, and the variables, by the names in torch's documentation."""
+        filling: Any = torch.utils.deterministic
+        cudnn, attention = torch.backends.cudnn, torch.backends.cuda
+        present: dict[str, object] = {
+            "torch.get_deterministic_debug_mode()": torch.get_deterministic_debug_mode(),
+            f"{filling.__name__}.fill_uninitialized_memory": filling.fill_uninitialized_memory,
+            "torch.backends.cudnn.deterministic": cudnn.deterministic,
+            "torch.backends.cudnn.benchmark": cudnn.benchmark,
+            "torch.backends.cuda.cudnn_sdp_enabled()": attention.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        }
+        if self._is_compiled:
+            import torch._inductor.config as inductor
+
+            present["torch._inductor.config.deterministic"] = inductor.deterministic
+        return present | {name: os.environ.get(name) for name in self._variables}

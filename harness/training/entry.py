@@ -8,7 +8,6 @@ forked from.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,8 +28,7 @@ from harness.spec.files import (
     files_by_setting,
 )
 from harness.training.determinism import prepare_environment
-from harness.training.mesh import ParallelMesh
-from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
+from harness.training.ranks import ParallelMesh, Ranks, bind_to_cores, choose_device, process_group
 from harness.training.strategies import strategy_class
 from workloads.base import Workload
 from workloads.catalog import load_class
@@ -56,24 +54,18 @@ def joined(
     needed = strategy_class(axes.strategy).needs_process_group
     offloads = axes.fsdp.cpu_offload
     with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
-        yield assignment, ParallelMesh(ranks, device, axes.shard_size)
+        yield assignment, ParallelMesh(**vars(ranks), device=device, shard_size=axes.shard_size)
 
 
 def prepare_rank(folder: TrialFolder) -> Assignment:
     """Read `trial.json`, and give this process the cores and the threads that it says.
 
-    Raises NotApplied if interpreter or environment are not those that the cell asks for.
+    Raises NotApplied if the environment is not the one that the cell asks for.
     """
     assignment = read_assignment(folder.assignment_path)
-    axes = assignment.trial.cell.axes
-    if assignment.interpreter not in (None, sys.executable):
-        raise NotApplied(
-            f"stack={axes.stack} had no effect: the rank runs under {sys.executable}, and the"
-            f" stack's interpreter is {assignment.interpreter}"
-        )
     check_variables(assignment.trial.cell.environment)
     bind_to_cores(assignment.lane.cores)
-    torch.set_num_threads(axes.num_threads)
+    torch.set_num_threads(assignment.trial.cell.axes.num_threads)
     return assignment
 
 

@@ -7,15 +7,22 @@ and under any strategy: digests are over unsharded parameters.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.record import RankFingerprints
 from harness.training.ranks import gather
 from harness.training.state import TrainingState
+from workloads.base import Workload
+
+MOST_OF_INT64 = 2**63
+PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -78,3 +85,79 @@ def rank_fingerprints(
         file=str(path.relative_to(folder.path)),
         file_digest=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
+
+
+# The state that training changes in a workload, such as a moving average of the weights: it is saved in
+# checkpoints and digested, as the model and the optimizer are.
+
+
+class WorkloadState:
+    """The state of one rank's workload; every rank must call what saves or reads it."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Raise NotApplied if the workload's state can't be saved, or can't be loaded again."""
+        self.workload = workload
+        has_load = type(workload).load_state_dict is not Workload.load_state_dict
+        if self.save() and not has_load:
+            name = type(workload).__name__
+            raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
+
+    def save(self) -> dict[str, Any]:
+        """Return the state as plain values and unsharded tensors on the CPU."""
+        path = f"{type(self.workload).__name__}.state_dict()"
+        plain: dict[str, Any] = plain_copy(
+            self.workload.state_dict(), path, lambda tensor: full_tensor(tensor).clone()
+        )
+        return plain
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the state that `save` returned."""
+        if state:
+            self.workload.load_state_dict(state)
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Return the values of the state by name, other values than tensors as tensors."""
+        return list(_named_tensors("", self.save()))
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the state, None if there is none."""
+        tensors = self.tensors()
+        return digest_tensors(tensors) if tensors else None
+
+
+def plain_copy(value: Any, path: str, copy_tensor: Callable[[Tensor], Any]) -> Any:
+    """Return a copy of a state as what `torch.load` reads without running any code.
+
+    `path` is where the value is in the state. Raises NotApplied for other types.
+    """
+    if isinstance(value, Tensor):
+        return copy_tensor(value)
+    if isinstance(value, dict):
+        return {key: plain_copy(value[key], f"{path}[{key!r}]", copy_tensor) for key in value}
+    if type(value) in (list, tuple):
+        items = enumerate(value)
+        return type(value)(plain_copy(item, f"{path}[{n}]", copy_tensor) for n, item in items)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) in PLAIN_TYPES:
+        return value
+    raise NotApplied(
+        f"{path}: found {type(value).__name__}; allowed: tensors, numbers, texts, None, and lists,"
+        " tuples and dicts of them"
+    )
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield each value of a state, as `average['weight']` or `queue[0]`."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _named_tensors(f"{name}[{key!r}]" if name else str(key), item)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _named_tensors(f"{name}[{number}]", item)
+    elif isinstance(value, bool | int | float) and abs(value) < MOST_OF_INT64:
+        yield name, torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
+    else:
+        yield name, torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)

@@ -7,19 +7,19 @@ what it was meant to train on.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from multiprocessing import connection
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from harness.core.errors import NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
@@ -33,8 +33,6 @@ from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, Tensor
 Fetched = tuple[Indices, int, Batch]
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
-M_MMAP_THRESHOLD = -3  # glibc's number of the setting
-LARGE_BLOCK = 2**20  # bytes
 CPU = torch.device("cpu")
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
 
@@ -48,23 +46,27 @@ def make_loader(
     and leaves the generators of training as they are. Raises NotApplied for resident samples that
     can't be moved to `device`.
     """
-    is_resident = axes.input == "resident"
+    is_resident, samples_device = axes.input == "resident", CPU
+    if is_resident:
+        move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
+        if move is None:
+            name = type(samples).__name__
+            raise NotApplied(f"input=resident is unavailable: {name} has no method to(device)")
+        samples, samples_device = move(device), device  # all at once
     fetch = SeededFetch(
-        samples=_moved(samples, device) if is_resident else samples,
-        device=device if is_resident else CPU,
+        samples=samples,
+        device=samples_device,
         seed=seed,
         order=order,
         micro_batches=axes.grad_accum_steps if axes.reduction == "tree" else None,
     )
     pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
     if not axes.num_workers:
-        return _InProcessLoader(fetch, pin_memory=pin_memory)
-    # The sampler yields whole batches, which the data set fetches at once. By default, torch would
-    # fetch sample by sample and put them together.
+        return BatchStream(fetch, pin_memory=pin_memory)
     return _ForkSafeLoader(
-        _BatchDataset(fetch),
-        batch_sampler=_NumberedBatches(order),
-        collate_fn=_identity,
+        BatchStream(fetch),
+        batch_size=None,  # they are complete already
+        collate_fn=tuple,  # as it is: torch would make a tensor of the indices
         num_workers=axes.num_workers,
         prefetch_factor=axes.loader.prefetch_factor,
         persistent_workers=axes.loader.persistent_workers,
@@ -137,23 +139,34 @@ class SeededFetch:
         seed_generators(derive_seed(self.seed, FETCH_STREAM, epoch, index), self.device)
 
 
-class _InProcessLoader:
-    """Batches that the rank itself fetches when they are wanted.
+class BatchStream(IterableDataset[Fetched]):
+    """The batches of an order from where it is to the end of its epoch, fetched as they are asked for.
 
-    A DataLoader would do the same, and take as long again for what it does around each batch.
+    In a worker process these are every n-th of n workers: a DataLoader takes them in turns, and so has all
+    in their order.
     """
 
-    def __init__(self, fetch: SeededFetch, *, pin_memory: bool) -> None:
+    def __init__(self, fetch: SeededFetch, *, pin_memory: bool = False) -> None:
         self.fetch = fetch
         self.pin_memory = pin_memory  # for copies to the GPU next to the host's own work
 
     def __iter__(self) -> Iterator[Fetched]:
-        order = self.fetch.order
-        for number, indices in enumerate(order, start=order.next_step):
-            # No name here holds a batch, so that the next one gets its memory.
-            yield indices, NO_WORKER, self._batch(number, indices)
+        order, worker = self.fetch.order, get_worker_info()
+        numbered = enumerate(order, start=order.next_step)
+        if worker is None:
+            for step, indices in numbered:
+                # No name here holds a batch, so that the next one gets its memory.
+                yield indices, NO_WORKER, self._fetch_here(step, indices)
+            return
+        for step, indices in islice(numbered, worker.id, None, worker.num_workers):
+            batch = self.fetch(step, indices)
+            # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
+            for tensor in batch:
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+            yield indices, worker.id, batch
+        order.seek((order.epoch + 1) * order.steps)  # of a worker that persists
 
-    def _batch(self, step: int, indices: Indices) -> Batch:
+    def _fetch_here(self, step: int, indices: Indices) -> Batch:
         """Return the batch of a step, and leave the generators of training as they are."""
         if self.fetch.draws_nothing:  # to keep the generators would take longer than to fetch
             batch = self.fetch.samples.batch(as_sequence(indices))
@@ -161,40 +174,6 @@ class _InProcessLoader:
             with generators_kept(self.fetch.device):
                 batch = self.fetch(step, indices)
         return tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
-
-
-class _NumberedBatches:
-    """The sampler of the DataLoader: yields (step since the start of training, indices)."""
-
-    def __init__(self, order: BatchOrder) -> None:
-        self.order = order
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __iter__(self) -> Iterator[Any]:
-        return enumerate(self.order, start=self.order.next_step)
-
-
-class _BatchDataset(Dataset[Any]):
-    """The data set of the DataLoader: fetches a whole batch at once, in a worker process.
-
-    Which worker fetches it, and how often workers were started, makes no difference to it.
-    """
-
-    def __init__(self, fetch: SeededFetch) -> None:
-        self.fetch = fetch
-
-    def __getitems__(self, numbered_batch: tuple[int, Indices]) -> Fetched:
-        """Return the batch of a sampler's entry; torch calls this with one entry at a time."""
-        number, indices = numbered_batch
-        worker = get_worker_info()
-        assert worker is not None
-        batch = self.fetch(number, indices)
-        # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
-        for tensor in batch:
-            tensor.share_memory_()  # type: ignore[no-untyped-call]
-        return indices, worker.id, batch
 
 
 def _prepare_worker(worker: int) -> None:
@@ -205,11 +184,6 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
-    # Have glibc return large blocks to the system as soon as they are freed (man 3 mallopt): a worker
-    # would keep more than a hundred batches of 32 MB. Other C libraries have no such function.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
     # multiprocessing has no setting for it.
     connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
 
@@ -220,11 +194,6 @@ def _socket_name(family: str) -> str:
     Whoever connects must know multiprocessing's key of the worker all the same.
     """
     return f"\0harness-{secrets.token_hex(16)}"
-
-
-def _identity(fetched: Any) -> Any:
-    """Stand in for torch's collate function, as a batch is complete already."""
-    return fetched
 
 
 class _ForkSafeLoader(DataLoader[Any]):
@@ -248,13 +217,3 @@ def _naming_killed_workers(batches: Iterator[Any]) -> Iterator[Any]:
             "DataLoader worker: killed before it handed over its batch; the kernel's log says if it"
             " was for want of memory"
         ) from error
-
-
-def _moved(samples: Samples, device: torch.device) -> Samples:
-    """Return the samples on the device, moved all at once; raises NotApplied if they can't be."""
-    move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
-    if move is None:
-        raise NotApplied(
-            f"input=resident is unavailable: {type(samples).__name__} has no method to(device)"
-        )
-    return move(device)

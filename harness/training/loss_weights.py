@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.measure.clock import StepClock
 from harness.measure.communication import all_gather_single
-from harness.training.mesh import ParallelMesh
+from harness.training.ranks import ParallelMesh
 from workloads.base import Batch, Workload
 
 
@@ -62,7 +62,7 @@ def weights_of(workload: Workload, mesh: ParallelMesh, clock: StepClock) -> Loss
     """Return the weights of the workload's micro-batches, None if its samples weigh the same."""
     if type(workload).loss_weight is Workload.loss_weight:
         return None
-    group = dist.group.WORLD if mesh.size > 1 else None
+    group = dist.group.WORLD if mesh.world_size > 1 else None
     return LossWeights(loss_weight=workload.loss_weight, group=group, clock=clock)
 
 

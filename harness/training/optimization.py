@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -90,15 +90,13 @@ def make_schedule(
     numbers for their rates.
     """
 
-    def at_twice_the_rates() -> LRScheduler | None:
-        for group in optimizer.param_groups:
-            group["lr"] = 2 * group["lr"]
+    def new_schedule() -> LRScheduler | None:
         return workload.schedule(optimizer, steps)
 
     if axes.lr is not None or lr_factor(workload, axes) != 1:
         simulated = min(steps, SIMULATED_STEPS)
-        rates = simulate_rates(optimizer, lambda: workload.schedule(optimizer, steps), simulated)
-        doubled = simulate_rates(optimizer, at_twice_the_rates, simulated)
+        rates = simulate_rates(optimizer, new_schedule, simulated)
+        doubled = simulate_rates(optimizer, new_schedule, simulated, scale=2)
         # A group that stays at 0 is frozen by a factor, which depends on no rate.
         if any(once == twice and any(once) for once, twice in zip(rates, doubled, strict=True)):
             raise NotApplied(
@@ -106,22 +104,25 @@ def make_schedule(
                 " its own; needed: the optimizer's, as in"
                 " max_lr=[group['lr'] for group in optimizer.param_groups]"
             )
-    return workload.schedule(optimizer, steps)
+    return new_schedule()
 
 
 def simulate_rates(
-    optimizer: Optimizer, make_schedule: Callable[[], LRScheduler | None], steps: int
+    optimizer: Optimizer,
+    make_schedule: Callable[[], LRScheduler | None],
+    steps: int,
+    scale: float = 1,
 ) -> list[list[float]]:
     """Return the rates of a schedule at its first steps, shape (groups of parameters, steps).
 
-    Nothing is trained, and the optimizer is left as it was before `make_schedule` was called.
+    `make_schedule` finds the optimizer with `scale` times its rates. Nothing is trained, and the optimizer
+    is left as it was before.
     """
     groups = optimizer.param_groups
     before = [dict(group) for group in groups]
     for group in groups:
-        # Torch's schedules fill a rate that is a tensor in place: they get a copy to fill.
-        if isinstance(group["lr"], Tensor):
-            group["lr"] = group["lr"].clone()
+        # Of a tensor a copy, as torch's schedules fill it in place.
+        group["lr"] = scale * group["lr"]
     rates: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.

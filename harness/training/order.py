@@ -18,6 +18,7 @@ from harness.core.errors import BadInput
 Indices = NDArray[np.int64]  # of samples
 
 
+@dataclass(kw_only=True)
 class BatchOrder:
     """This rank's share of each global batch of an epoch, as indices of training samples.
 
@@ -26,40 +27,32 @@ class BatchOrder:
     (`in_order`), cut into global batches, of which an incomplete last one is dropped. Each batch is
     cut into equal shares for the data-parallel ranks. So the same samples make up the same batches
     at any number of ranks.
+
+    A rank's share is one piece of the batch, or with several `micro_steps` one piece for each: of n
+    ranks, rank r has the pieces r, n + r, 2n + r, ...
     """
 
-    def __init__(
-        self,
-        *,
-        samples: int,
-        batch_size: int,
-        seed: int,
-        dp_rank: int,
-        dp_size: int,
-        micro_steps: int = 1,
-        in_order: bool = False,
-    ) -> None:
-        """Raise BadInput if there is less than one global batch of samples.
+    samples: int
+    batch_size: int  # over all ranks
+    seed: int
+    dp_rank: int
+    dp_size: int
+    micro_steps: int = 1
+    in_order: bool = False
+    epoch: int = 0  # the epoch to iterate over
+    skip: int = 0  # batches at its start that are left out
 
-        A rank's share is one piece of the batch, or with several `micro_steps` one piece for each:
-        of n ranks, rank r has the pieces r, n + r, 2n + r, ...
-        """
-        if samples < batch_size:
+    def __post_init__(self) -> None:
+        """Raise BadInput if there is less than one global batch of samples."""
+        if self.samples < self.batch_size:
             raise BadInput(
-                f"batch_size: found {batch_size}; allowed: at most the {samples} training samples"
+                f"batch_size: found {self.batch_size}; allowed: at most the {self.samples} training"
+                " samples"
             )
-        self.samples = samples
-        self.batch_size = batch_size  # over all ranks
-        self.seed = seed
-        self.dp_rank = dp_rank
-        self.dp_size = dp_size
-        self.in_order = in_order
-        pieces = np.arange(batch_size).reshape(micro_steps, dp_size, -1)
+        pieces = np.arange(self.batch_size).reshape(self.micro_steps, self.dp_size, -1)
         # Of this rank's share in a global batch, in the rank's order, shape (share,).
-        self.positions = pieces[:, dp_rank].reshape(-1)
-        self.steps = samples // batch_size  # in an epoch
-        self.epoch = 0  # the epoch to iterate over
-        self.skip = 0  # batches at its start that are left out
+        self.positions = pieces[:, self.dp_rank].reshape(-1)
+        self.steps = self.samples // self.batch_size  # in an epoch
 
     def seek(self, step: int) -> None:
         """Have the next iteration begin with the batch of `step`.
@@ -72,10 +65,6 @@ class BatchOrder:
     def next_step(self) -> int:
         """Return the step that the next iteration begins with, as `seek` counts them."""
         return self.epoch * self.steps + self.skip
-
-    def __len__(self) -> int:
-        """Return the number of batches until the end of the epoch."""
-        return self.steps - self.skip
 
     def __iter__(self) -> Iterator[Indices]:
         """Yield this rank's share of each batch until the end of the epoch, shape (share,)."""

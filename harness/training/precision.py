@@ -47,11 +47,10 @@ def autocast(axes: Axes, device: torch.device) -> AbstractContextManager[object]
 
 def under_autocast(axes: Axes, device: torch.device, loss: Loss) -> Loss:
     """Return `loss` called under autocast, or itself where an idle context would cost time."""
-    context = autocast(axes, device)
-    if isinstance(context, torch.autocast):
-        wrapped: Loss = context(loss)
-        return wrapped
-    return loss
+    if axes.precision not in AUTOCAST_TYPES:
+        return loss
+    wrapped: Loss = torch.autocast(device.type, dtype=AUTOCAST_TYPES[axes.precision])(loss)
+    return wrapped
 
 
 def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
@@ -88,8 +87,8 @@ class Scaler:
     def __init__(self, axes: Axes, device: torch.device) -> None:
         # The precision of which it has yet to be seen that something was computed in it.
         self.unproven = axes.precision if axes.precision in REQUIRED_TYPES else None
-        self.is_scaling = axes.precision == "fp16"
-        self.grad_scaler = torch.amp.GradScaler(device.type, enabled=self.is_scaling)
+        # It hands all on as it is for other precisions.
+        self.grad_scaler = torch.amp.GradScaler(device.type, enabled=axes.precision == "fp16")
         self.skipped_steps = 0
 
     def backward(self, loss: Tensor) -> None:
@@ -104,9 +103,7 @@ class Scaler:
                     f"precision={self.unproven} had no effect: nothing in the first step ran in it"
                 )
             self.unproven = None
-        if self.is_scaling:
-            loss = self.grad_scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
         """Step the optimizer; return whether it has moved parameters.
@@ -121,9 +118,6 @@ class Scaler:
             for group in optimizer.param_groups:
                 parameters += group["params"]
             torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-        if not self.is_scaling:
-            optimizer.step()
-            return True
         self.grad_scaler.step(optimizer)  # it waits for the device, as to read the scale does
         scale_before = self.grad_scaler.get_scale()
         self.grad_scaler.update()
@@ -133,7 +127,7 @@ class Scaler:
 
     def account(self) -> LossScale | None:
         """Return the loss scale and the steps that were skipped; None without loss scaling."""
-        if not self.is_scaling:
+        if not self.grad_scaler.is_enabled():
             return None
         return LossScale(scale=self.grad_scaler.get_scale(), skipped_steps=self.skipped_steps)
 
@@ -144,5 +138,4 @@ class Scaler:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned."""
         self.skipped_steps = state["skipped"]
-        if self.is_scaling:
-            self.grad_scaler.load_state_dict(state["scaler"])
+        self.grad_scaler.load_state_dict(state["scaler"])

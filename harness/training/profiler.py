@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.core.paths import write_atomically
@@ -24,7 +22,8 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     The learning rate stays as it is: a schedule may not continue after its end.
     """
     device = parts.mesh.device
-    train_step = replace(parts.train_step, schedule=None)
+    train_step = parts.train_step
+    train_step.schedule = None
     batches = batches_from(parts.loader, parts.order, state.step)
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -44,14 +43,11 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
 
 
 def _write(profiler: profile, parts: TrialParts) -> None:
-    """Write the trace aside and rename it into place, then its table."""
-    trace_path = parts.folder.trace_path(parts.mesh.ranks.rank)
-    trace_path.parent.mkdir(parents=True, exist_ok=True)
-    aside = trace_path.with_name(f".{trace_path.name}")
-    profiler.export_chrome_trace(str(aside))  # compressed, as its name ends in .gz
-    aside.replace(trace_path)
-    sort_by = "self_cpu_time_total"
+    """Write the trace, and its table."""
+    path, sort_by = parts.folder.trace_path(parts.mesh.rank), "self_cpu_time_total"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))  # compressed, as its name ends in .gz
     if parts.mesh.device.type == "cuda":
         sort_by = "self_device_time_total"
     table = profiler.key_averages().table(sort_by=sort_by, row_limit=TABLE_ROWS)
-    write_atomically(trace_path.with_name(trace_path.name.replace(".json.gz", ".txt")), table)
+    write_atomically(path.with_name(path.name.replace(".json.gz", ".txt")), table)

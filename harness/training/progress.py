@@ -40,18 +40,11 @@ class ProgressFile:
 
     def __init__(self, path: Path, total_steps: int | None, *, is_writer: bool) -> None:
         self._path = path
-        # What reports say until it is replaced. A script may decide itself how many steps it trains.
-        self._facts: dict[str, Any] = {"steps": total_steps}
+        # What reports say until it is replaced: how many steps there are, which a script may decide itself;
+        # how long the longest segment took; up to which step nothing would be lost, and since when.
+        self.facts: dict[str, Any] = {"steps": total_steps}
         self._is_writer = is_writer
         self._last_report = 0.0  # of training, on the monotonic clock
-
-    def note_segment(self, seconds: float) -> None:
-        """Have reports say how long the longest segment of training took."""
-        self._facts["slowest"] = max(seconds, self._facts.get("slowest", 0.0))
-
-    def note_saved(self, step: int, at: float) -> None:
-        """Have reports say up to which step nothing would be lost, and when that was saved."""
-        self._facts |= {"saved_step": step, "saved_at": at}
 
     def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
         """Report that a segment of training is over, unless another was reported just before.
@@ -61,13 +54,13 @@ class ProgressFile:
         now = time.monotonic()
         if now - self._last_report > SECONDS_BETWEEN_REPORTS:
             self._last_report = now
-            self._facts |= {"rate": samples_per_second, "loss": loss}
+            self.facts |= {"rate": samples_per_second, "loss": loss}
             self.report("train", step)
 
     def report(self, phase: str, step: int) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps."""
         if self._is_writer:
-            _replace(self._path, {"phase": phase, "step": step, "at": time.time(), **self._facts})
+            _replace(self._path, {"phase": phase, "step": step, "at": time.time(), **self.facts})
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from harness.core.errors import BadInput
 from harness.core.ports import listen
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 THREADS = Path("/proc/self/task")  # a folder for each thread of this process
 
@@ -70,6 +74,33 @@ class Ranks:
     def host(self) -> str:
         """Return Slurm's name of this node, or the machine's own name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelMesh(Ranks):
+    """This process among ranks that train together, each of which has its share of every batch.
+
+    With a `shard_size`, groups of ranks hold one copy of the model each.
+    """
+
+    device: torch.device  # this rank's own
+    shard_size: int | None = None  # ranks that hold one copy of the model; None: all of them
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh:
+        """The same ranks as torch's own mesh; every rank must ask for it.
+
+        Its dimensions are those of `fully_shard` for plain and for hybrid sharding, by the names that
+        torch's own documents give them.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        shape: tuple[int, ...] = (self.world_size,)
+        names: tuple[str, ...] = ("dp_shard",)
+        if self.shard_size is not None:
+            shape = (self.world_size // self.shard_size, self.shard_size)
+            names = ("dp_replicate", "dp_shard")
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
 
 def bind_to_cores(cores: Sequence[int]) -> None:
@@ -183,16 +214,38 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of all generators that code on this device draws from, as values torch may load."""
+    algorithm, keys, *position = np.random.get_state()
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        # A NumPy array would need pickle, which `weights_only=True` refuses.
+        "numpy": [algorithm, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_generators(states: dict[str, Any], device: torch.device) -> None:
+    """Restore the states that `generator_states` returned."""
+    algorithm, keys, *position = states["numpy"]
+    random.setstate(states["python"])
+    np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *position))
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """Leave the generators that code on this device draws from as they are, whatever a block does."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    states = generator_states(device)
+    try:
+        yield
+    finally:
+        restore_generators(states, device)
 
 
 def derive_seed(seed: int, *stream: int) -> int:
@@ -214,12 +267,6 @@ def all_reduce_min(device: torch.device, *values: int) -> list[int]:
     smallest = torch.tensor(values, dtype=torch.int64, device=device)
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
     return [int(value) for value in smallest]
-
-
-def barrier() -> None:
-    """Wait until all ranks have called this."""
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def gather(value: Any) -> list[Any]:

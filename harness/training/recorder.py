@@ -7,11 +7,10 @@ own, and nothing is left in the model, the strategy or the training step between
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
@@ -30,11 +29,11 @@ from harness.records.trace import (
 from harness.spec.cell import Fingerprints
 from harness.training.build import TrialParts
 from harness.training.fingerprint import add_tensor, full_tensor
-from harness.training.order import Indices
+from harness.training.ranks import generator_states
 from harness.training.state import TrainingState
-from harness.training.step import NO_OBSERVER, StepObserver
+from harness.training.step import observe_nothing
 from harness.training.train import Hooks
-from workloads.base import Batch
+from workloads.base import Workload
 
 # What says how an optimizer computes and not what, and what schedules add to its settings.
 NO_SETTINGS = (
@@ -44,7 +43,7 @@ NO_SETTINGS = (
 Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimizer calls them
 
 
-class Recorder(StepObserver, Hooks):
+class Recorder(Hooks):
     """Writes the trace of one rank. To be used as a context, around the training.
 
     A trial that was resumed continues its trace from its checkpoint.
@@ -57,7 +56,7 @@ class Recorder(StepObserver, Hooks):
         self._parts = parts
         self._state = state
         self._recording = recording
-        self._rank = parts.mesh.ranks.rank
+        self._rank = parts.mesh.rank
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
@@ -81,14 +80,12 @@ class Recorder(StepObserver, Hooks):
 
             save_file(self._values, values_path(self._path.parent, self._rank))
 
-    # What the loop calls
-
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
         parts = self._parts
         self._detach()
         if self._recording.includes(state.step + 1):
-            parts.train_step.observer = self
+            parts.train_step.observe = self._observe
             self._stop_watching = parts.strategy.watch_local_gradients(
                 parts.model, self._on_local_gradient
             )
@@ -96,49 +93,48 @@ class Recorder(StepObserver, Hooks):
 
     def _detach(self) -> None:
         """Have the coming steps run as if there were no recorder."""
-        self._parts.train_step.observer = NO_OBSERVER
+        self._parts.train_step.observe = observe_nothing
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
 
-    # What the training step calls
+    def _observe(self, moment: str, micro_step: int, value: Any) -> None:
+        """Write the values of a moment of a training step, see `harness.training.step.Observer`."""
+        model, optimizer = self._parts.model, self._parts.optimizer
+        match moment:
+            case "indices":
+                self._step, self._micro_step = self._parts.train_step.step + 1, 1
+                self._phase_digests.clear()
+                self._write("parameters", model.named_parameters())
+                if self._rank == 0:  # DDP's other ranks get its buffers in the forward
+                    self._write("buffers before", model.named_buffers())
+                self._write("samples", [("sample ids", torch.tensor(value))])
+            case "batch":
+                self._micro_step = micro_step + 1
+                self._local_gradients.clear()
+                self._write("data", ((f"batch[{n}]", part) for n, part in enumerate(value)))
+                self._write("random", random_states(self._parts.mesh.device))
+            case "loss":
+                self._write("forward", [("loss", value)])
+                self._write("buffers", model.named_buffers())
+            case "backward":
+                self._write_digests("backward", self._local_gradients)
+            case "gradients":
+                self._micro_step = AFTER_MICRO_STEPS
+                self._write("all-reduce", gradients(model))
+                settings = optimizer_settings(optimizer)
+                self._write("optimizer settings", [*settings, *parameter_groups(model, optimizer)])
+            case "optimizer":
+                self._write("optimizer state", optimizer_state(model, optimizer))
+                self._write("optimizer", model.named_parameters())
+            case "after_step":
+                if type(self._parts.workload).after_step is not Workload.after_step:
+                    self._write("after_step", model.named_parameters())
+                self._write("workload state", self._parts.workload_state.tensors())
+                self._end_step()
 
-    def before_step(self, step: int, indices: Indices) -> None:
-        self._step, self._micro_step = step + 1, 1
-        self._phase_digests.clear()
-        self._write("parameters", self._parameters())
-        if self._rank == 0:  # DDP's other ranks get its buffers in the forward
-            self._write("buffers before", self._parts.model.named_buffers())
-        self._write("samples", [("sample ids", torch.tensor(indices))])
-
-    def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
-        self._micro_step = micro_step + 1
-        self._local_gradients.clear()
-        self._write("data", ((f"batch[{number}]", part) for number, part in enumerate(batch)))
-        self._write("random", random_states(self._parts.mesh.device))
-
-    def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
-        self._write("forward", [("loss", loss)])
-        self._write("buffers", self._parts.model.named_buffers())
-
-    def after_backward(self, step: int, micro_step: int) -> None:
-        self._write_digests("backward", self._local_gradients)
-
-    def before_optimizer(self, step: int) -> None:
-        self._micro_step = AFTER_MICRO_STEPS
-        self._write("all-reduce", self._gradients())
-        settings = optimizer_settings(self._parts.optimizer)
-        groups = parameter_groups(self._parts.model, self._parts.optimizer)
-        self._write("optimizer settings", [*settings, *groups])
-
-    def after_optimizer(self, step: int) -> None:
-        self._write("optimizer state", self._optimizer_state())
-        self._write("optimizer", self._parameters())
-
-    def after_step(self, step: int) -> None:
-        if self._parts.train_step.after_step is not None:
-            self._write("after_step", self._parameters())
-        self._write("workload state", self._parts.workload_state.tensors())
+    def _end_step(self) -> None:
+        """Keep the digests of a step that is over."""
         self._file.flush()
         self._state.marks_bytes = self._file.tell()
         digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
@@ -156,27 +152,6 @@ class Recorder(StepObserver, Hooks):
             for name, value in evaluation.all_metrics.items():
                 metrics.append((name, torch.tensor(value, dtype=torch.float64)))
             self._write("evaluation", metrics)
-
-    # Tensors, one at a time: all of them unsharded would not fit where FSDP2 is needed
-
-    def _parameters(self) -> Named:
-        """Yield the parameters by name."""
-        return self._parts.model.named_parameters()
-
-    def _gradients(self) -> Named:
-        """Yield the gradients that all ranks have summed up, by name."""
-        for name, parameter in self._parts.model.named_parameters():
-            if parameter.grad is not None:
-                yield name, parameter.grad
-
-    def _optimizer_state(self) -> Named:
-        """Yield the tensors of the optimizer's state by name."""
-        for name, parameter in self._parts.model.named_parameters():
-            for key, value in sorted(self._parts.optimizer.state.get(parameter, {}).items()):
-                if isinstance(value, int | float):  # as optimizers of one's own keep their step
-                    value = torch.tensor(value, dtype=torch.float64)
-                if isinstance(value, Tensor):
-                    yield f"{name} ({key})", value
 
     # Marks
 
@@ -220,7 +195,7 @@ class Recorder(StepObserver, Hooks):
 def fingerprint_recorder(parts: TrialParts, state: TrainingState, steps: Fingerprints) -> Recorder:
     """Return the recorder of a trial that is measured, with a mark for each tensor."""
     recording = Recording(last_step=parts.total_steps, steps=steps.steps, every=steps.every)
-    path = parts.folder.fingerprint_path(parts.mesh.ranks.rank)
+    path = parts.folder.fingerprint_path(parts.mesh.rank)
     return Recorder(parts, state, recording, path)
 
 
@@ -229,6 +204,26 @@ def digest_tensor(tensor: Tensor) -> str:
     digest = xxhash.xxh3_128()
     add_tensor(digest.update, tensor.detach().cpu())
     return digest.hexdigest()
+
+
+# Tensors, one at a time: all of them unsharded would not fit where FSDP2 is needed
+
+
+def gradients(model: nn.Module) -> Named:
+    """Yield the gradients that all ranks have summed up, by name."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            yield name, parameter.grad
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Named:
+    """Yield the tensors of the optimizer's state by name."""
+    for name, parameter in model.named_parameters():
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, int | float):  # as optimizers of one's own keep their step
+                value = torch.tensor(value, dtype=torch.float64)
+            if isinstance(value, Tensor):
+                yield f"{name} ({key})", value
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
@@ -250,28 +245,24 @@ def optimizer_settings(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
     return settings
 
 
-def parameter_groups(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-    """Return the number of the optimizer's group that each parameter is in, by the parameter's name."""
+def parameter_groups(model: nn.Module, optimizer: Optimizer) -> Named:
+    """Yield the number of the optimizer's group that each parameter is in, by the parameter's name."""
     numbers = {}
     for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            numbers[parameter] = number
-    groups = []
+        numbers.update(dict.fromkeys(group["params"], number))
     for name, parameter in model.named_parameters():
         if parameter in numbers:
-            groups.append((f"{name} (group)", torch.tensor(numbers[parameter])))
-    return groups
+            yield f"{name} (group)", torch.tensor(numbers[parameter])
 
 
 def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
     """Return the states of all generators that a forward on this device may draw from, as bytes."""
-    numpy_state = np.random.get_state(legacy=False)
-    states = [
-        ("python", torch.tensor(random.getstate()[1])),
-        ("numpy", torch.from_numpy(numpy_state["state"]["key"].astype(np.int64))),
-        ("numpy (position)", torch.tensor(numpy_state["state"]["pos"])),
-        ("torch", torch.get_rng_state()),
-    ]
-    if device.type == "cuda":
-        states.append(("cuda", torch.cuda.get_rng_state(device)))
-    return states
+    states = generator_states(device)
+    _, keys, position, *_ = states.pop("numpy")
+    _, python, _ = states.pop("python")
+    words = {
+        "python": torch.tensor(python),
+        "numpy": keys,
+        "numpy (position)": torch.tensor(position),
+    }
+    return [*words.items(), *states.items()]

@@ -1,7 +1,7 @@
 """The state of a trial at one rank: its measurements so far, and how far it has come.
 
 A checkpoint contains the whole of it, but for the numbers of each step, which are in a file next to it
-(`harness.training.series`). So a resumed trial's record tells of all its attempts. A
+(`harness.training.checkpoint`). So a resumed trial's record tells of all its attempts. A
 failed trial's record has what was in it when the trial failed.
 """
 
@@ -18,10 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
-from harness.records.record import Compiled, Evaluation, Interruption, Saves, StepFingerprint
+from harness.records.record import Compiled, Evaluation, Interruption, StepFingerprint
 from harness.training.order import OrderDigest
 
 COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
+
+
+def _empty_phases() -> dict[str, list[float]]:
+    return {phase.name: [] for phase in Phase}
 
 
 @dataclass
@@ -32,7 +36,7 @@ class TrainingState:
     losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
     step_seconds: list[float] = field(default_factory=list)  # of each step
     # The parts of each step in seconds, by the name of the phase; NaN where they were not timed.
-    step_phases: dict[str, list[float]] = field(default_factory=dict)
+    step_phases: dict[str, list[float]] = field(default_factory=_empty_phases)
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -44,15 +48,17 @@ class TrainingState:
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)
     best_saved_step: int | None = None  # whose weights are kept as the best ones
-    saves: Saves | None = None  # at intervals, and what could not be saved; None without either
+    unsaved: list[str] = field(default_factory=list)  # what could not be saved, and why
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = field(default_factory=dict)
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
     began_at: float = field(default_factory=time.time)  # of the process, seconds since the epoch
     training_began_at: float | None = None
-    # Of this attempt: the steps done by earlier ones, where it began, and whether the rank trains at
-    # this moment, which other threads read.
+    # Of this attempt: the steps done by earlier ones, where it began; what a death would go back to, and
+    # when that was saved; and whether the rank trains at this moment, which other threads read.
     resumed_at: int = 0
+    saved_step: int = 0
+    saved_at: float = field(default_factory=time.time)
     in_step: bool = False
 
     def add_steps(
@@ -65,27 +71,23 @@ class TrainingState:
 
         A phase that is missing was not timed.
         """
-        steps_before = len(self.losses)
         self.losses += losses.tolist()
         self.step_seconds += seconds.tolist()
-        for name in {**self.step_phases, **phases}:
-            column = self.step_phases.setdefault(name, [np.nan] * steps_before)
+        for name, column in self.step_phases.items():
             column += phases.get(name, np.full(len(losses), np.nan)).tolist()
 
     def rows(self, start: int) -> NDArray[np.float64]:
         """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
-        rows = np.full((len(self.losses) - start, COLUMNS), np.nan)
-        rows[:, 0] = self.losses[start:]
-        rows[:, 1] = self.step_seconds[start:]
-        for phase in Phase:
-            if phase.name in self.step_phases:
-                rows[:, 2 + phase] = self.step_phases[phase.name][start:]
-        return rows
+        return np.column_stack([column[start:] for column in self._columns()])
+
+    def _columns(self) -> list[list[float]]:
+        """Return the columns of `rows`."""
+        return [self.losses, self.step_seconds, *self.step_phases.values()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
         content: dict[str, Any] = msgspec.to_builtins(
-            replace(self, losses=[], step_seconds=[], step_phases={})
+            replace(self, losses=[], step_seconds=[], step_phases=_empty_phases())
         )
         return content
 
@@ -97,12 +99,12 @@ class TrainingState:
         """
         phases_of_this_attempt = self.phases
         vars(self).update(vars(msgspec.convert(content, TrainingState)))
-        timed = [phase for phase in Phase if not np.isnan(rows[:, 2 + phase]).all()]
-        phases = {phase.name: rows[:, 2 + phase] for phase in timed}
-        self.add_steps(rows[:, 0], rows[:, 1], phases)
+        for column, values in zip(self._columns(), rows.T, strict=True):
+            column += values.tolist()
         for phase, seconds in phases_of_this_attempt.items():
             self.add_seconds(phase, seconds)
-        self.resumed_at, self.in_step = self.step, False
+        self.resumed_at = self.saved_step = self.step
+        self.saved_at, self.in_step = time.time(), False
 
     def result(self) -> dict[str, Any]:
         """Return those fields of a RankResult that a trial leaves even if it fails."""
@@ -117,7 +119,7 @@ class TrainingState:
             "refilled_steps": list(self.refilled_steps),
             "interruptions": list(self.interruptions),
             "refused_checkpoints": list(self.refused_checkpoints),
-            "saves": self.saves,
+            "unsaved": list(self.unsaved),
         }
 
     def add_seconds(self, phase: str, seconds: float) -> None:
@@ -127,8 +129,7 @@ class TrainingState:
     def note_unsaved(self, line: str) -> None:
         """Note that something could not be saved, in the rank's log too."""
         print(line, flush=True)
-        saves = self.saves or Saves()
-        self.saves = replace(saves, failed=[*saves.failed, line])
+        self.unsaved.append(line)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[Callable[[], float]]:

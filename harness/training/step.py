@@ -7,82 +7,65 @@ but training and the marks of the clock, and nothing that waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from harness.measure.clock import Phase, StepClock
-from harness.measure.flops import Loss
+from harness.measure.clock import Phase
 from harness.spec.axes import Axes
-from harness.training.loss_weights import LossWeights, weighted
-from harness.training.mesh import ParallelMesh
-from harness.training.order import Indices
-from harness.training.precision import Scaler
-from harness.training.ranks import derive_seed, seed_generators
-from harness.training.strategies.base import Strategy
+from harness.training.execution import Compiler, uses_cuda_graphs
+from harness.training.loss_weights import weighted, weights_of
+from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.precision import Scaler, under_autocast
+from harness.training.ranks import ParallelMesh, derive_seed, seed_generators
+from harness.training.strategies import Strategy
 from harness.training.tree_reduction import GradientTree, local_part
-from workloads.base import Batch
+from workloads.base import Batch, Workload
+
+# Called with a moment of a step, a micro-step and a value: `indices` of this rank's samples before the
+# step; for each micro-step `batch`, its mean `loss`, before it is weighted, divided or scaled, and
+# `backward`; then `gradients`, which all ranks have summed up, `optimizer` and `after_step`, when these
+# are done. Micro-steps are counted from 0 in each step. What it does is in the timed region, so an
+# observed step measures nothing.
+Observer = Callable[[str, int, Any], None]
 
 
-class StepObserver:
-    """Looks at the values of a training step, at its named moments.
-
-    The methods of this class do nothing: derive a class, and give an object of it to a `TrainStep`.
-    What they do is in the timed region, so an observed step measures nothing. Steps are counted
-    from 0 over all epochs, micro-steps from 0 in each step.
-    """
-
-    def before_step(self, step: int, indices: Indices) -> None:
-        """Look at the parameters, and at which samples this rank is going to train on."""
-
-    def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
-        """Look at the batch, on the device, and at the generators that the forward will draw from."""
-
-    def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
-        """Look at the mean loss of the micro-batch, before it is weighted, divided or scaled."""
-
-    def after_backward(self, step: int, micro_step: int) -> None:
-        """Look at the gradients of this rank."""
-
-    def before_optimizer(self, step: int) -> None:
-        """Look at the gradients of the whole step, which all ranks have summed up."""
-
-    def after_optimizer(self, step: int) -> None:
-        """Look at the parameters and the state of the optimizer."""
-
-    def after_step(self, step: int) -> None:
-        """Look at what the workload's own `after_step` has left."""
+def observe_nothing(moment: str, micro_step: int, value: Any) -> None:
+    """Stand in for an observer."""
 
 
-NO_OBSERVER = StepObserver()
-
-
-@dataclass(kw_only=True)
 class TrainStep:
     """A training step with all that it works on."""
 
-    axes: Axes
-    mesh: ParallelMesh
-    seed: int  # of the trial
-    model: nn.Module  # whose parameters are trained; without the strategy's wrapper
-    module: nn.Module  # as the strategy has prepared it
-    loss: Loss  # the workload's, under autocast where the axes ask for it
-    loss_hook: Callable[[Tensor], None] | None  # the strategy's, called before each backward
-    loss_weights: LossWeights | None  # None: all micro-batches count the same
-    # Whether losses are copied, as CUDA graphs write the next one into the same memory.
-    copies_losses: bool
-    strategy: Strategy
-    optimizer: Optimizer
-    schedule: LRScheduler | None  # None for a constant learning rate
-    scaler: Scaler
-    clock: StepClock
-    after_step: Callable[[], None] | None  # the workload's own, after the optimizer
-    observer: StepObserver = NO_OBSERVER
-    step: int = 0  # optimizer steps done; set at the start of each segment
-    loss_factors: Tensor | None = None  # of the micro-batches of the step, by `loss_weights`
+    def __init__(
+        self,
+        *,
+        axes: Axes,
+        mesh: ParallelMesh,
+        seed: int,  # of the trial
+        workload: Workload,
+        model: nn.Module,  # whose parameters are trained; without the strategy's wrapper
+        strategy: Strategy,
+        compiler: Compiler,
+        total_steps: int,
+    ) -> None:
+        self.axes, self.mesh, self.seed = axes, mesh, seed
+        self.workload, self.model, self.strategy = workload, model, strategy
+        self.clock = strategy.clock
+        self.module = strategy.prepare(model, workload, compiler)
+        self.optimizer = make_optimizer(workload, model, axes)
+        # None for a constant learning rate.
+        self.schedule = make_schedule(workload, self.optimizer, axes, total_steps)
+        self.scaler = Scaler(axes, mesh.device)
+        self.loss = under_autocast(axes, mesh.device, workload.loss)
+        # None: all micro-batches count alike.
+        self.loss_weights = weights_of(workload, mesh, self.clock)
+        self.loss_factors: Tensor | None = None  # of the micro-batches of the step
+        # CUDA graphs write the next loss into the same memory.
+        self.copies_losses = uses_cuda_graphs(axes, mesh.device)
+        self.observe: Observer = observe_nothing
+        self.step = 0  # optimizer steps done; set at the start of each segment
 
     def run(self, batch: Batch) -> Tensor:
         """Train on this rank's share of a global batch.
@@ -94,15 +77,14 @@ class TrainStep:
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
         self.strategy.note_gradients()
-        self.observer.before_optimizer(self.step)
+        self.observe("gradients", 0, None)
         stepped = self.scaler.step(self.optimizer, self.axes.max_grad_norm)
         if self.schedule is not None and stepped:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.observer.after_optimizer(self.step)
-        if self.after_step is not None:
-            self.after_step()
-        self.observer.after_step(self.step)
+        self.observe("optimizer", 0, None)
+        self.workload.after_step(self.model)
+        self.observe("after_step", 0, None)
         self.step += 1
         return loss
 
@@ -139,22 +121,20 @@ class TrainStep:
         `number` counts the micro-steps of an optimizer step. Returns the loss itself, detached, times
         its factor if there are any.
         """
-        self.observer.before_forward(self.step, number, batch)
+        self.observe("batch", number, batch)
         self.clock.enter(Phase.forward)
         loss = self.loss(self.module, batch)
-        self.observer.after_forward(self.step, number, loss)
+        self.observe("loss", number, loss)
         if self.loss_factors is not None:
             loss = weighted(loss, self.loss_factors[number])
         self.clock.enter(Phase.backward)
-        if self.loss_hook is not None:
-            self.loss_hook(loss)
+        self.strategy.before_backward(loss)
         self.scaler.backward(loss if divisor == 1 else loss / divisor)
-        self.observer.after_backward(self.step, number)
+        self.observe("backward", number, None)
         loss = loss.detach()
         return loss.clone() if self.copies_losses else loss
 
 
-@dataclass(kw_only=True)
 class TreeStep(TrainStep):
     """A step of `reduction: tree`, whose bits do not depend on the number of ranks.
 
@@ -171,7 +151,7 @@ class TreeStep(TrainStep):
         """
         losses = []
         tree = GradientTree()
-        rank, ranks = self.mesh.rank, self.mesh.size
+        rank, ranks = self.mesh.rank, self.mesh.world_size
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             # The micro-batch's number over all ranks, whichever rank this is.
             seed = derive_seed(self.seed, self.step, number * ranks + rank)

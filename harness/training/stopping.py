@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from harness.core.errors import BadInput
 from harness.records.record import Evaluation, TargetMetric
 from harness.spec.cell import StopRule
-from workloads.base import Splits, Workload
 
 LOSS = TargetMetric(name="loss", higher_is_better=False)
 
@@ -35,21 +33,10 @@ def find_stop_reason(
     best = metric.best(evaluations)
     if best is None:
         return None
-    if rule.goal is not None and metric.score(best.deciding[metric.name]) >= metric.score(
-        rule.goal
-    ):
+    score = metric.score(best.deciding[metric.name])
+    if rule.goal is not None and score >= metric.score(rule.goal):
         return "goal"
     evaluations_since = len(evaluations) - 1 - evaluations.index(best)
     if rule.patience is not None and evaluations_since >= rule.patience:
         return "patience"
     return None
-
-
-def check_validation_set(rule: StopRule | None, workload: Workload, splits: Splits) -> None:
-    """Raise BadInput if a rule looks at a validation set that there is not."""
-    if rule is not None and splits.validation is None:
-        raise BadInput(
-            f"stop: {type(workload).__name__}.splits(): found no validation set; allowed:"
-            " Splits(train, test, validation), so that the test set does not decide when training"
-            " ends"
-        )

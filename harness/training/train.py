@@ -20,10 +20,10 @@ from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.measure.clock import Phase, SegmentTimes
-from harness.records.record import Evaluation, StopOutcome, TargetMetric
+from harness.records.record import Evaluation, TargetMetric
 from harness.training.best import save_best
 from harness.training.build import TrialParts
-from harness.training.checkpoint import KEPT, Checkpointer
+from harness.training.checkpoint import Checkpointer
 from harness.training.evaluate import evaluate
 from harness.training.fingerprint import digest_model
 from harness.training.interruption import SIGNAL, is_requested
@@ -31,12 +31,10 @@ from harness.training.loader import Fetched, batches_ahead
 from harness.training.model import must_place_batches, place_batch
 from harness.training.order import BatchOrder, Indices
 from harness.training.progress import ProgressFile
-from harness.training.ranks import barrier
-from harness.training.saving import IntervalSaver
+from harness.training.ranks import all_reduce_min
 from harness.training.state import TrainingState
-from harness.training.step import NO_OBSERVER
+from harness.training.step import observe_nothing
 from harness.training.stopping import find_stop_reason, selection_metric
-from workloads.base import Samples
 
 # The seconds that a segment should last: long compared with what happens between segments, and short
 # for somebody who waits for a trial to stop.
@@ -103,15 +101,14 @@ class Trainer:
         self.stop_rule = cell.stop
         # The metric by which the best evaluation is chosen.
         self.selection = selection_metric(self.stop_rule, self.target)
+        is_writer = parts.mesh.is_rank_0
         self.progress = ProgressFile(
-            parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.ranks.is_rank_0
+            parts.folder.progress_path, parts.total_steps, is_writer=is_writer
         )
         self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
         self.checkpointer = Checkpointer(parts)
         with state.timed("build"):
             self.checkpointer.resume(state)
-        saves = parts.assignment.saves
-        self.saver = None if saves is None else IntervalSaver(saves, self.checkpointer, state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
         self._batches_ahead = batches_ahead(parts.loader)  # none without workers
@@ -146,10 +143,11 @@ class Trainer:
             if self._is_evaluation_due():
                 self.evaluate()
                 has_paused = True
-            if self._must_restart_loader(has_paused, last_step):
-                batches = None
-        if self.saver is not None:
-            self.saver.stop()
+            if self._batches_ahead and state.step % parts.order.steps == 0:
+                batches = None  # workers are started for each epoch, untimed
+            elif has_paused:
+                self._leave_out_fetched_steps(last_step)
+        self.checkpointer.stop()
 
     @property
     def stop_reason(self) -> Literal["patience", "goal"] | None:
@@ -168,30 +166,23 @@ class Trainer:
         step = self.state.step
         stops = [step + self.segment_steps, last_step, self.parts.total_steps]
         stops.append(_next_multiple(step, self.steps_between_evaluations))
-        if self._batches_ahead:  # workers are started for each epoch, untimed
+        if self._batches_ahead:
             stops.append(_next_multiple(step, self.parts.order.steps))
         saves = self.parts.assignment.saves
         if saves is not None and saves.steps is not None:
             stops.append(_next_multiple(step, saves.steps))
         return min(stops)
 
-    def _must_restart_loader(self, has_paused: bool, last_step: int) -> bool:
-        """Return whether workers have to begin anew: in a new epoch, and after an untimed pause.
+    def _leave_out_fetched_steps(self, last_step: int) -> None:
+        """Note the steps that workers have fetched for in an untimed pause as no part of the measurement.
 
-        They would have fetched in the pause, and a loader that is too slow would seem faster, the more
-        often is evaluated. The first steps wait for them, and are noted as no part of the measurement. A
-        stream is not read again: of it, only these steps are noted.
+        A loader that is too slow would seem faster, the more often is evaluated.
         """
-        step, order = self.state.step, self.parts.order
-        if not self._batches_ahead:
-            return False
-        if step % order.steps == 0:
-            return True
-        if not has_paused:
-            return False
-        end = min(step + self._batches_ahead, _next_multiple(step, order.steps), last_step)
+        step = self.state.step
+        end = min(
+            step + self._batches_ahead, _next_multiple(step, self.parts.order.steps), last_step
+        )
         self.state.refilled_steps += range(step, end)
-        return not order.in_order
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.
@@ -203,8 +194,8 @@ class Trainer:
         clock, train_step = parts.train_step.clock, parts.train_step.run
         axes, device = parts.axes, parts.mesh.device
         must_place = must_place_batches(axes, device)
-        observer = parts.train_step.observer
-        is_observed = observer is not NO_OBSERVER
+        observe = parts.train_step.observe
+        is_observed = observe is not observe_nothing
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[Indices] = []
@@ -213,9 +204,9 @@ class Trainer:
             parts.telemetry.begin_segment()
             state.in_step = True
         clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
-        for step in range(start_step, stop):
+        for _ in range(start_step, stop):
             indices, worker, batch = next(batches)
-            observer.before_step(step, indices)
+            observe("indices", 0, indices)
             if must_place:
                 clock.enter(Phase.host_to_device)
                 batch = place_batch(batch, axes, device)
@@ -244,31 +235,26 @@ class Trainer:
         parts, state = self.parts, self.state
         self._keep_numbers(segment)
         self._check_settings_had_effect()
-        is_last = state.step == parts.total_steps  # after which nothing is to be saved
-        votes = () if self.saver is None or is_last else self.saver.votes(state.step)
-        bad_loss, self.segment_steps, all_continue, *agreed = parts.mesh.all_reduce_min(
+        bad_loss, self.segment_steps, all_continue, *agreed = all_reduce_min(
+            parts.mesh.device,
             self._earliest_bad_loss(segment),
             self._next_segment_steps(segment),
             not is_requested(),
-            *votes,
-            *parts.strategy.votes(),
+            *self.checkpointer.votes(state.step),
         )
         state.in_step = False
-        bad_step, rank = divmod(bad_loss, parts.mesh.ranks.world_size)
+        bad_step, rank = divmod(bad_loss, parts.mesh.world_size)
         if bad_step < parts.total_steps:
             raise NonFiniteLoss(
                 f"the loss became NaN or infinite at step {bad_step + 1} of {parts.total_steps}",
                 rank=rank,
             )
-        parts.strategy.check_votes(agreed[len(votes) :])
         if not all_continue:
             self._interrupt()
-        has_saved = False
-        if self.saver is not None and votes:
-            has_saved = self.saver.on_agreement(agreed[: len(votes)], state)
-            self.progress.note_saved(self.saver.saved_step, self.saver.saved_at)
-        samples = segment.steps * parts.axes.batch_size
-        rate = samples / segment.seconds
+        has_saved = self.checkpointer.on_agreement(agreed, state)
+        if parts.assignment.saves is not None:
+            self.progress.facts |= {"saved_step": state.saved_step, "saved_at": state.saved_at}
+        rate = segment.steps * parts.axes.batch_size / segment.seconds
         self.progress.report_training(state.step, rate, float(segment.losses[-1]))
         return has_saved
 
@@ -281,7 +267,7 @@ class Trainer:
         step = self.parts.total_steps
         if len(bad_steps):
             step = segment.start_step + int(bad_steps[0])
-        return step * self.parts.mesh.ranks.world_size + self.parts.mesh.ranks.rank
+        return step * self.parts.mesh.world_size + self.parts.mesh.rank
 
     def _next_segment_steps(self, segment: Segment) -> int:
         """Return how many steps would last SEGMENT_SECONDS, at this segment's pace.
@@ -304,8 +290,9 @@ class Trainer:
         if compile_seconds:
             self.state.add_seconds("compile", compile_seconds)
         phase = "fingerprint" if segment.is_observed else "train"
-        self.state.add_seconds(phase, segment.seconds - compile_seconds)
-        self.progress.note_segment(segment.seconds - compile_seconds)
+        seconds = segment.seconds - compile_seconds
+        self.state.add_seconds(phase, seconds)
+        self.progress.facts["slowest"] = max(seconds, self.progress.facts.get("slowest", 0.0))
 
     def _check_settings_had_effect(self) -> None:
         """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""
@@ -331,17 +318,24 @@ class Trainer:
             return
         self.progress.report("evaluate", state.step)
         started_at = time.time()
-        validation: Mapping[str, float] | None = None
+        metrics: dict[str, Mapping[str, float]] = {}
         with state.timed("evaluate") as elapsed:
-            if parts.splits.validation is not None:
-                validation = self._scores_of(parts.splits.validation, "validation set")
-            test = self._scores_of(parts.splits.test, "test set")
+            for name, samples in (
+                ("validation", parts.splits.validation),
+                ("test", parts.splits.test),
+            ):
+                if samples is not None:
+                    scores = evaluate(parts, samples, self._all_ranks_continue)
+                    if scores is None:
+                        self._interrupt()
+                    self._check_finite(name, scores)
+                    metrics[name] = scores
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
-            metrics=test,
+            metrics=metrics["test"],
             seconds=elapsed(),
-            validation=validation,
+            validation=metrics.get("validation"),
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
@@ -350,67 +344,41 @@ class Trainer:
             with state.timed("checkpoint"):
                 save_best(parts, state)
 
-    def _scores_of(self, samples: Samples, name: str) -> Mapping[str, float]:
-        """Return the scores over samples; `name` is for errors.
-
-        Raises NonFiniteLoss, and Interrupted if a rank was asked to stop.
-        """
-        parts = self.parts
-        scores = evaluate(
-            parts.workload,
-            parts.model,
-            samples,
-            parts.axes,
-            parts.strategy,
-            parts.mesh,
-            self._all_ranks_continue,
-        )
-        if scores is None:
-            self._interrupt()
+    def _check_finite(self, name: str, scores: Mapping[str, float]) -> None:
+        """Raise NonFiniteLoss for a metric of a set that is NaN or infinite."""
         for metric, value in scores.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(
-                    f"{metric} of the {name} became {value}"
-                    f" after step {self.state.step} of {parts.total_steps}"
+                    f"{metric} of the {name} set became {value}"
+                    f" after step {self.state.step} of {self.parts.total_steps}"
                 )
-        return scores
 
     # Interruption
 
     def _all_ranks_continue(self) -> bool:
         """Return whether no rank was asked to stop, the same at every rank."""
-        (continues,) = self.parts.mesh.all_reduce_min(not is_requested())
+        (continues,) = all_reduce_min(self.parts.mesh.device, not is_requested())
         return bool(continues)
 
     def _interrupt(self) -> NoReturn:
         """Leave a checkpoint to resume from, if it can be written, and raise Interrupted."""
         parts, state = self.parts, self.state
         self.progress.report("interrupted", state.step)
-        if self.saver is not None:
-            self.saver.stop()
+        self.checkpointer.stop()
         problem = ""
         if state.step > state.resumed_at:
-            keep = KEPT if parts.assignment.saves is None else parts.assignment.saves.keep
             try:
-                self.checkpointer.save(state, interrupted_by=SIGNAL.name, keep=keep)
+                self.checkpointer.save(state, interrupted_by=SIGNAL.name)
             except StorageError as error:
                 problem = f"; step {state.step} was not saved: {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
-        barrier()
+        all_reduce_min(parts.mesh.device, 0)
         message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
         if state.step and self.checkpointer.unsaved is not None:
             message += f"; the next attempt starts from step 0: {self.checkpointer.unsaved}"
         raise Interrupted(message)
 
     # Results
-
-    @property
-    def stop_outcome(self) -> StopOutcome | None:
-        """Return how the rule for stopping has ended the trial, None without a rule."""
-        if self.stop_rule is None:
-            return None
-        reason = self.stop_reason or "length"
-        return StopOutcome(reason=reason, step=self.state.step, metric=self.selection)
 
     def fingerprint(self) -> str:
         """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""

@@ -37,9 +37,9 @@ from harness.core.paths import TrialFolder
 from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
 from harness.records.files import write_rank_result
-from harness.records.record import Failure, Rank0Report, RankResult
+from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.spec.files import check_files, files_by_setting
-from harness.training.build import TrialParts, build_trial
+from harness.training.build import TrialParts
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
 from harness.training.fingerprint import rank_fingerprints
 from harness.training.profiler import trace_steps
@@ -48,10 +48,11 @@ from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
 
-# How gloo and NCCL report that a rank waited too long; neither has an error type for it.
-TIMED_OUT = re.compile(r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout")
-# How gloo reports that another rank is gone, by a RuntimeError.
-CONNECTION_LOST = re.compile(r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)")
+# What gloo and NCCL say where they have no type of error: that a rank waited too long, or that another is gone.
+COLLECTIVE_ERRORS = {
+    "CollectiveTimeout": r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout",
+    "ConnectionLost": r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)",
+}
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 # What a rank may do instead of training, by name: a function with the parameters of `train`, which
 # is imported when it is asked for.
@@ -69,7 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 is a trial that is done, 1 one that failed, 75 one that was interrupted and can resume.
     """
-    options = argument_parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
+    parser.add_argument("--task", choices=TASKS, help="what to do instead of training")
+    parser.add_argument(
+        "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
+    )
+    options = parser.parse_args(arguments)
     ranks, folder = Ranks.from_environment(), TrialFolder.of_attempt(options.folder.absolute())
     ranks.export()
     if options.write_logs:
@@ -86,28 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
-        failure = _describe(error, ranks, folder)
         fingerprints = rank_fingerprints(state, folder, ranks.rank)
-        result = replace(entered, failure=failure, fingerprints=fingerprints, **state.result())
+        result = replace(entered, fingerprints=fingerprints, **state.result())
+        result = replace(result, failure=_describe(error, ranks, folder))
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_rank_result(folder.result_path(ranks.rank), result)
-    except StorageError:
+    except StorageError as error:
         with suppress(OSError):  # of a log on the same disk
-            traceback.print_exc()
+            print(error, flush=True)
         return storage.EXIT_CODE
     return exit_code
-
-
-def argument_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
-    parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
-    parser.add_argument("--task", choices=TASKS, help="what to do instead of training")
-    parser.add_argument(
-        "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
-    )
-    return parser
 
 
 def train(
@@ -125,7 +121,7 @@ def train(
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
-        parts = build_trial(assignment, workload, folder, mesh, state)
+        parts = TrialParts(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state)
         with _recorder(parts, state) as trainer.hooks, parts.telemetry:
             trainer.run()
@@ -143,12 +139,11 @@ def train(
 
 def _recorder(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks]:
     """Return the recorder of the steps that the sweep names, as the context of the training."""
-    chosen = parts.assignment.fingerprints
-    if chosen is None:
+    if parts.assignment.fingerprints is None:
         return nullcontext(Hooks())
     from harness.training.recorder import fingerprint_recorder  # xxhash, which stacks may lack
 
-    return fingerprint_recorder(parts, state, chosen)
+    return fingerprint_recorder(parts, state, parts.assignment.fingerprints)
 
 
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:
@@ -156,37 +151,32 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     parts, state = trainer.parts, trainer.state
     memory = parts.memory.read()  # before the fingerprint, which gathers parameters
     parameter_digest = trainer.fingerprint()
-    rank0_report = environment = None
-    if parts.mesh.ranks.is_rank_0:
-        environment = environment_of(parts.assignment)
-        rank0_report = _rank0_report(trainer, parameter_digest)
-    return replace(
+    result = replace(
         entered,
         **state.result(),
         order_sums=state.order_digest.sums,
         compiled=state.compiled,
         loss_scale=parts.train_step.scaler.account(),
-        determinism=parts.determinism.account(),
+        determinism=parts.determinism.settings,
         telemetry=parts.telemetry.report(),
         loader_workers=state.loader_workers,
         memory=memory,
         phases=dict(state.phases),
-        rank0=rank0_report,
-        environment=environment,
-        fingerprints=rank_fingerprints(state, parts.folder, parts.mesh.ranks.rank),
+        fingerprints=rank_fingerprints(state, parts.folder, parts.mesh.rank),
     )
-
-
-def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
-    """Return the results that are the same at all ranks, for rank 0 to report."""
-    parts, state = trainer.parts, trainer.state
+    if not parts.mesh.is_rank_0:
+        return result
     best = trainer.selection.best(state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
     if best is not None and best.step == state.best_saved_step:
         checkpoint_path = str(parts.folder.best_checkpoints.relative_to(parts.folder.path))
+    stop: StopOutcome | None = None
+    if trainer.stop_rule is not None:
+        reason = trainer.stop_reason or "length"
+        stop = StopOutcome(reason=reason, step=state.step, metric=trainer.selection)
     tokens = parts.workload.tokens_per_sample()
     assert state.training_began_at is not None
-    return Rank0Report(
+    report = Rank0Report(
         target=trainer.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
@@ -195,12 +185,13 @@ def _rank0_report(trainer: Trainer, parameter_digest: str) -> Rank0Report:
         evaluations=tuple(state.evaluations),
         parameter_digest=parameter_digest,
         checkpoint=checkpoint_path,
-        stop=trainer.stop_outcome,
+        stop=stop,
         began_at=state.began_at,
         training_began_at=state.training_began_at,
         train_samples=len(parts.splits.train),
         test_samples=len(parts.splits.test),
     )
+    return replace(result, rank0=report, environment=environment_of(parts.assignment))
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:
@@ -213,16 +204,13 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
     if isinstance(error, OSError):
         # An error without a file name comes from printing to the log. A number is a file that is open.
         name = error.filename2 or error.filename
-        path = folder.rank_log(ranks.rank)
-        if isinstance(name, str | bytes | os.PathLike):
-            path = Path(os.fsdecode(name))
+        is_path = isinstance(name, str | bytes | os.PathLike)
+        path = Path(os.fsdecode(name)) if is_path else folder.rank_log(ranks.rank)
         error = storage.storage_error(error, path) or error
-    kind = type(error).__name__
-    if TIMED_OUT.search(str(error)):
-        kind = "CollectiveTimeout"
-    elif CONNECTION_LOST.search(str(error)):
-        kind = "ConnectionLost"
-    message = str(error)
+    kind, message = type(error).__name__, str(error)
+    for known, pattern in COLLECTIVE_ERRORS.items():
+        if re.search(pattern, message):
+            kind = known
     return Failure(
         kind=kind,
         message=message if isinstance(error, HarnessError) else one_line(message),

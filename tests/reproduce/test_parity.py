@@ -18,7 +18,7 @@ from harness.reproduce.parity import measure_parity, plan_parity
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.reproduce.tracing import TracedRun, TracedTrial
 from harness.spec.sweep import Sweep, load_sweep
-from harness.training.build import build_trial
+from harness.training.build import TrialParts
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
@@ -63,7 +63,7 @@ class InProcessTracer:
         average = 0.25 if cell.axes.num_threads == 3 else 0.5
         options = Options(dropout=dropout, samples=64, average=average, validation=self.validation)
         workload = LineFit(options, Settings())
-        parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
+        parts = TrialParts(assignment, workload, folder, SINGLE_MESH, state)
         if self.noise:
             with torch.no_grad():
                 next(parts.model.parameters()).add_(self.noise * self.runs)

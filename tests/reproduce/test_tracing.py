@@ -17,7 +17,7 @@ from harness.records.trace import Recording, read_traces, trace_path
 from harness.render.divergence import description
 from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
 from harness.spec.cell import Trial
-from harness.training.build import build_trial
+from harness.training.build import TrialParts
 from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
@@ -127,7 +127,7 @@ class InProcessTracer:
         workload = self.workloads[traced.trial.seed](Settings(), Settings())
         assignment = replace(make_assignment(steps=6), trial=replace(traced.trial, seed=0))
         state = TrainingState()
-        parts = build_trial(assignment, workload, folder, SINGLE_MESH, state)
+        parts = TrialParts(assignment, workload, folder, SINGLE_MESH, state)
         with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
             Trainer(parts, state, recorder).run(min(recording.last_step, 6))
         traces = read_traces(folder.path, 1)

@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import get_worker_info
 
+from harness.training import strategies
 from harness.training.order import BatchOrder, Indices
 from harness.training.step import TrainStep
-from harness.training.strategies import ddp, fsdp2
-from harness.training.strategies.base import Strategy
+from harness.training.strategies import DDP, FSDP2, Strategy
 from tests.support.line import LineFit
 from tests.support.line import Options as LineOptions
 from workloads import Batch, Between, Splits
@@ -271,7 +271,7 @@ def _sum_gradients(workload: MutantLine) -> None:
 
 def _keep_own_buffers(workload: MutantLine) -> None:
     """Leave the statistics of batch norm to each rank, in training and in evaluations."""
-    module: Any = ddp
+    module: Any = strategies
     module.DistributedDataParallel = partial(
         module.DistributedDataParallel, broadcast_buffers=False
     )
@@ -291,22 +291,22 @@ PLANTS: dict[str, Callable[[MutantLine], None]] = {
 
 def _use_ordered_collectives(workload: MutantLine) -> None:
     """Have DDP and FSDP2 reduce gradients in the order of the ranks; a mutant once does not."""
-    prepare_ddp, prepare_fsdp2 = ddp.DDP.prepare, fsdp2.FSDP2.prepare
+    prepare_ddp, prepare_fsdp2 = DDP.prepare, FSDP2.prepare
     total = partial(_sum_in_order, workload)
 
-    def with_ordered_hook(strategy: ddp.DDP, *arguments: Any) -> nn.Module:
+    def with_ordered_hook(strategy: DDP, *arguments: Any) -> nn.Module:
         module = prepare_ddp(strategy, *arguments)
         assert strategy._replica is not None
         strategy._replica.register_comm_hook(None, lambda _, bucket: _all_reduce(total, bucket))
         return module
 
-    def with_ordered_reduce_scatter(strategy: fsdp2.FSDP2, *arguments: Any) -> nn.Module:
+    def with_ordered_reduce_scatter(strategy: FSDP2, *arguments: Any) -> nn.Module:
         module = prepare_fsdp2(strategy, *arguments)
         strategy._reduce_scatter = _OrderedReduceScatter(total)  # type: ignore[assignment]
         return module
 
-    ddp.DDP.prepare = with_ordered_hook  # type: ignore[method-assign,assignment]
-    fsdp2.FSDP2.prepare = with_ordered_reduce_scatter  # type: ignore[method-assign,assignment]
+    DDP.prepare = with_ordered_hook  # type: ignore[method-assign,assignment]
+    FSDP2.prepare = with_ordered_reduce_scatter  # type: ignore[method-assign,assignment]
 
 
 def _sum_in_order(workload: MutantLine, rows: Sequence[Tensor]) -> Tensor:

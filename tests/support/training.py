@@ -11,16 +11,15 @@ from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Length, Trial
-from harness.training.build import build_trial
-from harness.training.mesh import ParallelMesh
-from harness.training.ranks import Ranks
+from harness.training.build import TrialParts
+from harness.training.ranks import ParallelMesh, Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
 from workloads.base import Workload
 
 CPU = torch.device("cpu")
 SINGLE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
-SINGLE_MESH = ParallelMesh(SINGLE_RANK, CPU)
+SINGLE_MESH = ParallelMesh(**vars(SINGLE_RANK), device=CPU)
 
 
 class NoEvaluation(Hooks):
@@ -57,6 +56,7 @@ def make_trainer(
 ) -> Trainer:
     """Build a trial of `workload`, whatever the assignment names, ready to be run."""
     state = TrainingState()
-    mesh = ParallelMesh(ranks, device, assignment.trial.cell.axes.shard_size)
-    parts = build_trial(assignment, workload, TrialFolder(folder), mesh, state)
+    shard_size = assignment.trial.cell.axes.shard_size
+    mesh = ParallelMesh(**vars(ranks), device=device, shard_size=shard_size)
+    parts = TrialParts(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)

@@ -16,9 +16,7 @@ from torch.optim import Optimizer
 from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
 from harness.spec.axes import Axes
-from harness.spec.cell import MAX_STEPS, Length
-from harness.training import build
-from harness.training.build import count_steps
+from harness.training import step
 from harness.training.execution import (
     CUDA_GRAPHS,
     SKIPPED_CUDA_GRAPH,
@@ -31,7 +29,7 @@ from harness.training.order import BatchOrder
 from harness.training.precision import Scaler, autocast
 from harness.training.profiler import trace_steps
 from harness.training.state import TrainingState
-from harness.training.step import StepObserver, TrainStep
+from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
@@ -45,16 +43,11 @@ from workloads.settings import Settings
 def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     """Return the module that training steps would call."""
     axes = Axes(**{"batch_size": 32, **settings})
-    strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH)
+    strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH, HostClock())
     model = build_model(workload, axes, CPU)
     if axes.activation_checkpointing:
         checkpoint_activations(workload, model)
-    return strategy.prepare(
-        model,
-        workload,
-        Compiler(axes, Path("unused"), TrainingState()),
-        HostClock(),
-    )
+    return strategy.prepare(model, workload, Compiler(axes, Path("unused"), TrainingState()))
 
 
 def line_fit() -> LineFit:
@@ -181,16 +174,16 @@ def test_losses_of_cuda_graphs_are_copied(
     axes = Axes(**settings)
     assert uses_cuda_graphs(axes, gpu) == replays
     assert not uses_cuda_graphs(axes, CPU)
-    monkeypatch.setattr(build, "uses_cuda_graphs", lambda *_: replays)
+    monkeypatch.setattr(step, "uses_cuda_graphs", lambda *_: replays)
     trainer = make_trainer(make_assignment(steps=2), line_fit(), tmp_path)
     kept: list[Tensor] = []
 
-    class Keeper(StepObserver):
-        def after_forward(self, step: int, micro_step: int, loss: Tensor) -> None:
-            kept.append(loss)
+    def keep_loss(moment: str, micro_step: int, value: Any) -> None:
+        if moment == "loss":
+            kept.append(value)
 
     train_step = trainer.parts.train_step
-    train_step.observer = Keeper()
+    train_step.observe = keep_loss
     _, _, batch = next(iter(trainer.parts.loader))
     loss = train_step.run(batch)
     assert loss == kept[0]
@@ -253,12 +246,6 @@ def test_gradients_are_clipped_to_the_norm_before_the_step(precision: Any) -> No
     scaler.backward((halved * torch.tensor([0.375, 0.5])).sum())
     scaler.step(optimizer, max_grad_norm=0.1)
     assert parameter.tolist() == pytest.approx([-0.06, -0.08], abs=1e-5)
-
-
-def test_epochs_of_more_steps_than_a_record_holds_are_refused() -> None:
-    assert count_steps(Length(epochs=2**20), 16) == MAX_STEPS
-    with pytest.raises(BadInput, match="found 1048576 epochs, which with this data is 17,825,792"):
-        count_steps(Length(epochs=2**20), 17)
 
 
 class EmptySet(LineFit):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,24 +73,21 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
         lambda _: in_force.append(torch.are_deterministic_algorithms_enabled()),
         deterministic=True,
     )
-    account = trainer.parts.determinism.account()
     assert in_force == [True]
-    assert account is not None
-    assert account.settings == {
-        "torch.get_deterministic_debug_mode()": "2",
-        "torch.utils.deterministic.fill_uninitialized_memory": "True",
-        "torch.backends.cudnn.deterministic": "True",
-        "torch.backends.cudnn.benchmark": "False",
-        "torch.backends.cuda.cudnn_sdp_enabled()": "False",
+    assert trainer.parts.determinism.settings == {
+        "torch.get_deterministic_debug_mode()": 2,
+        "torch.utils.deterministic.fill_uninitialized_memory": True,
+        "torch.backends.cudnn.deterministic": True,
+        "torch.backends.cudnn.benchmark": False,
+        "torch.backends.cuda.cudnn_sdp_enabled()": False,
         "torch.get_float32_matmul_precision()": "highest",
         "MKL_CBWR": "AUTO",
     }
-    assert account.warnings == []
 
 
 def test_without_the_axis_torch_stays_as_it_is(tmp_path: Path) -> None:
     trainer = train(tmp_path, nothing)
-    assert trainer.parts.determinism.account() is None
+    assert trainer.parts.determinism.settings is None
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -136,29 +132,6 @@ def test_an_operation_without_a_deterministic_implementation(tmp_path: Path) -> 
         train(tmp_path, put, deterministic=True)
     torch.use_deterministic_algorithms(False)
     train(tmp_path / "off", put)
-
-
-def test_what_torch_only_warns_of_is_recorded_and_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[str] = []
-
-    def show(message: Warning, *context: Any, **more: Any) -> None:
-        shown.append(str(message))
-
-    def warn(inputs: Tensor) -> None:
-        for _ in range(2):
-            warnings.warn("Attention uses a non-deterministic algorithm.\n", stacklevel=1)
-        warnings.warn("The dog is asleep.", stacklevel=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", show)
-        trainer = train(tmp_path, warn, deterministic=True)
-    account = trainer.parts.determinism.account()
-    assert account is not None
-    assert account.warnings == ["Attention uses a non-deterministic algorithm."]
-    assert len(shown) == 3
 
 
 def test_inductor_is_told_where_the_model_is_compiled() -> None:

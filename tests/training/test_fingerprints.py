@@ -21,7 +21,7 @@ from harness.records.trace import PHASES, Mark, decode_trace
 from harness.spec.cell import Fingerprints
 from harness.training import train
 from harness.training.recorder import fingerprint_recorder
-from harness.training.step import NO_OBSERVER
+from harness.training.step import observe_nothing
 from harness.training.train import Trainer
 from tests.factories import make_record, same_loss, with_ranks
 from tests.support.line import LineFit, Options
@@ -130,7 +130,7 @@ def test_fingerprinted_steps_are_segments_of_their_own_and_leave_no_hooks(tmp_pa
         (4, 8, False, 0),
         (8, 9, True, 4),
     ]
-    assert trainer.parts.train_step.observer is NO_OBSERVER
+    assert trainer.parts.train_step.observe is observe_nothing
 
 
 def record_with(slow_steps: Sequence[int]) -> Record:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.training.step import StepObserver
 from harness.training.train import Hooks, Trainer
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from workloads.base import Batch, Workload
@@ -21,16 +20,17 @@ from workloads.mlp import MLP
 from workloads.mlp_settings import MLPOptions
 
 
-class RandomStates(StepObserver):
+class RandomStates:
     """Notes torch's random state before each forward."""
 
     def __init__(self) -> None:
         self.states: list[Tensor] = []
         self.dtypes: set[torch.dtype] = set()
 
-    def before_forward(self, step: int, micro_step: int, batch: Batch) -> None:
-        self.states.append(torch.get_rng_state())
-        self.dtypes.update(tensor.dtype for tensor in batch)
+    def __call__(self, moment: str, micro_step: int, value: Any) -> None:
+        if moment == "batch":
+            self.states.append(torch.get_rng_state())
+            self.dtypes.update(tensor.dtype for tensor in value)
 
 
 def cnn() -> CNN:
@@ -47,7 +47,7 @@ def trainer_of(folder: Path, workload: Workload, **axes: Any) -> Trainer:
 def test_parameters_buffers_inputs_and_the_optimizers_state_are_double(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, cnn(), precision="fp64")
     observer = RandomStates()
-    trainer.parts.train_step.observer = observer
+    trainer.parts.train_step.observe = observer
     trainer.run()
     tensors = [*trainer.parts.model.parameters(), *trainer.parts.model.buffers()]
     for state in trainer.parts.optimizer.state.values():
@@ -67,7 +67,7 @@ def test_it_begins_and_draws_as_fp32_does_and_stays_near(tmp_path: Path) -> None
     for precision in ("fp32", "fp64"):
         trainer = trainer_of(tmp_path / precision, workload, precision=precision)
         observer = RandomStates()
-        trainer.parts.train_step.observer = observer
+        trainer.parts.train_step.observe = observer
         trainers.append(trainer)
         states.append(observer.states)
     single, double = (list(trainer.parts.model.parameters()) for trainer in trainers)

@@ -32,12 +32,11 @@ from harness.records.seal import sealed_text
 from harness.spec import sweep as spec
 from harness.spec.validity import ValidityRules
 from harness.training import checkpoint, evaluate, train, worker
-from harness.training.checkpoint import SEAL_FORMAT, RankSeal, describe_file
+from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, RankSeal, file_digest
+from harness.training.fingerprint import WorkloadState
 from harness.training.order import BatchOrder
 from harness.training.precision import Scaler
-from harness.training.series import ROW_BYTES
 from harness.training.state import TrainingState
-from harness.training.workload_state import WorkloadState
 from tests.support.running import LINE, line_sweep
 from tests.support.training import SINGLE_RANK
 
@@ -120,7 +119,7 @@ def newest_whole(folder: TrialFolder) -> Path | None:
     for path in sorted(folder.resume_checkpoints.glob("step-*"), reverse=True):
         try:
             seal = decode_file(RankSeal, path / SEAL, SEAL_FORMAT)
-            if describe_file(path / PART) == (seal.size, seal.sha256) and seal.unsaved is None:
+            if file_digest(path / PART) == seal.sha256 and seal.unsaved is None:
                 return path
         except (BadFile, OSError):
             continue
@@ -265,7 +264,7 @@ def do_nothing(*arguments: Any, **keywords: Any) -> None: ...
 
 # A part of the state, and what to replace so that it gets lost: an attribute and its new value.
 WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
-    "random numbers": (checkpoint, "_restore_random_state", do_nothing),
+    "random numbers": (checkpoint, "restore_generators", do_nothing),
     "optimizer": (torch.optim.Optimizer, "load_state_dict", do_nothing),
     "weights": (torch.nn.Module, "load_state_dict", do_nothing),
     "lr_schedule": (torch.optim.lr_scheduler.LambdaLR, "load_state_dict", do_nothing),
@@ -273,9 +272,9 @@ WAYS_TO_FORGET: dict[str, tuple[Any, str, Any]] = {
     "position in the order": (BatchOrder, "skip", property(lambda order: 0, do_nothing)),
     "workload": (WorkloadState, "load", do_nothing),
     "buffers": (
-        checkpoint.Checkpointer,
+        checkpoint,
         "_load_model",
-        lambda self, saved, buffers: self.model.load_state_dict(saved),
+        lambda model, saved, buffers: model.load_state_dict(saved),
     ),
 }
 

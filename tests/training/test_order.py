@@ -106,7 +106,6 @@ def test_skip_starts_in_the_middle_of_an_epoch() -> None:
     whole = make_order(world_size=2, rank=1)
     resumed = make_order(world_size=2, rank=1)
     resumed.skip = 5
-    assert (len(whole), len(resumed)) == (STEPS, STEPS - 5)
     np.testing.assert_array_equal(batches_of(resumed), batches_of(whole)[5:])
 
 

@@ -146,7 +146,7 @@ def trained(folder: Path, workload_class: type[Workload], *, stop: int | None = 
     return trainer
 
 
-@pytest.mark.parametrize("workload_class", [Points, ExtraState, LazyBuffer])
+@pytest.mark.parametrize("workload_class", [Points, ExtraState])
 def test_state_that_torch_knows_is_resumed_to_the_same_bits(
     tmp_path: Path, workload_class: type[Workload]
 ) -> None:
@@ -162,7 +162,8 @@ def test_state_that_torch_knows_is_resumed_to_the_same_bits(
     ("workload_class", "name"),
     [
         (PythonNumber, "Annealed.temperature"),
-        (OwnGenerator, "generator 1 of the data set"),
+        (LazyBuffer, "the shape of buffer scale"),
+        (OwnGenerator, "generators of the data set"),
         (AttributeCount, "Counting.count"),
     ],
 )

@@ -27,7 +27,6 @@ from harness.records.record import RankResult
 from harness.spec.saving import SaveInterval
 from harness.training import best, checkpoint
 from harness.training.checkpoint import Checkpointer
-from harness.training.series import SeriesFile
 from tests.support.line import LineFit, Options
 from tests.support.training import (
     NoEvaluation,
@@ -37,7 +36,6 @@ from tests.support.training import (
 from tests.training.test_interruption import (
     PLAIN,
     SERIES,
-    STEPS,
     attempt,
     load_assignment,
     names_in,
@@ -114,7 +112,7 @@ def die_at_call(module: Any, name: str, call: int, *, after: bool) -> Callable[[
 
 # Of the third save, which removes the first; each with the steps of whole checkpoints afterwards.
 MOMENTS: dict[str, tuple[Callable[[], None], list[int]]] = {
-    "before anything": (die_at_call(SeriesFile, "append", 3, after=False), [4, 8]),
+    "before anything": (die_at_call(Checkpointer, "_append_rows", 3, after=False), [4, 8]),
     "before the file": (die_at_call(torch, "save", 3, after=False), [4, 8]),
     "before the seal": (die_at_call(checkpoint, "write_atomically", 3, after=False), [4, 8]),
     "after the seal": (die_at_call(checkpoint, "write_atomically", 3, after=True), [4, 8, 12]),
@@ -143,12 +141,9 @@ def test_saving_changes_nothing_and_keeps_what_was_asked_for(
     folder = TrialFolder(tmp_path / "saved")
     saved = attempt(folder, saving_assignment(tmp_path, keep=1), None)
     assert outcome_of(saved) == outcome_of(whole)
-    assert whole.saves is None
-    assert saved.saves is not None
-    assert saved.saves.count == (STEPS - 1) // EVERY
-    assert saved.saves.failed == ()
-    assert saved.saves.bytes > 0
-    assert saved.phases["checkpoint"] == pytest.approx(saved.saves.blocked_seconds)
+    assert saved.unsaved == []
+    assert saved.phases["checkpoint"] > 0
+    assert "checkpoint" not in whole.phases
     assert names_in(folder.resume_checkpoints) == [SERIES, "step-000000016"]
 
 
@@ -181,11 +176,9 @@ def test_a_full_disk_costs_a_message_and_no_trial(
     folder = TrialFolder(tmp_path / "trial")
     result = attempt(folder, saving_assignment(tmp_path), None)
     assert outcome_of(result) == outcome_of(whole)
-    assert result.saves is not None
-    assert result.saves.count == 0
     path = folder.resume_checkpoints / "step-000000004" / "rank0.pt"
     message = f"step 4 was not saved: {path}: No space left on device; free: "
-    assert result.saves.failed[0].startswith(message)
+    assert result.unsaved[0].startswith(message)
     assert message in capsys.readouterr().out
 
 
@@ -195,8 +188,7 @@ def test_a_folder_that_takes_no_files_costs_a_message_and_no_trial(tmp_path: Pat
     folder.resume_checkpoints.write_text("", encoding="utf-8")  # root may write anywhere else
     result = attempt(folder, saving_assignment(tmp_path), None)
     assert result.rank0 is not None
-    assert result.saves is not None
-    assert result.saves.failed[0].startswith("step 4 was not saved: ")
+    assert result.unsaved[0].startswith("step 4 was not saved: ")
 
 
 @pytest.fixture(params=["full", "read-only"])
@@ -230,9 +222,7 @@ def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
     assert outcome_of(result) == outcome_of(whole)
     assert result.rank0 is not None
     assert result.rank0.checkpoint is None, "nothing is called the best that is not there"
-    assert result.saves is not None
-    assert result.saves.count == (STEPS - 1) // EVERY
-    assert re.match(r"the best model, step \d+, was not saved: .*No space", result.saves.failed[0])
+    assert re.match(r"the best model, step \d+, was not saved: .*No space", result.unsaved[0])
 
 
 def test_the_best_weights_are_a_file_of_safetensors(tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from harness.measure.clock import StepClock
 from harness.spec.axes import STRATEGIES
 from harness.training.execution import Compiler
-from harness.training.mesh import ParallelMesh
-from harness.training.ranks import Ranks
-from harness.training.strategies import strategy_class
-from harness.training.strategies.base import Strategy
+from harness.training.ranks import ParallelMesh
+from harness.training.strategies import Strategy, strategy_class
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, make_assignment, make_trainer
 from workloads.base import Workload
@@ -27,9 +24,7 @@ from workloads.settings import Settings
 class HookedAllReduce(Strategy):
     """Averages each gradient by itself, as soon as it has been added up."""
 
-    def prepare(
-        self, model: nn.Module, workload: Workload, compiler: Compiler, clock: StepClock
-    ) -> nn.Module:
+    def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self._average)  # type: ignore[no-untyped-call]
         return compiler(model)
@@ -37,7 +32,7 @@ class HookedAllReduce(Strategy):
     def _average(self, parameter: Tensor) -> None:
         dist.all_reduce(parameter.grad, group=dist.group.WORLD)
         assert parameter.grad is not None
-        parameter.grad /= self.mesh.size
+        parameter.grad /= self.mesh.world_size
 
 
 @pytest.fixture
@@ -79,5 +74,5 @@ def process_group_of_eight() -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group_of_eight")
 def test_replicas_and_shards_are_two_dimensions() -> None:
-    mesh = ParallelMesh(Ranks(rank=5, local_rank=5, world_size=8), CPU, shard_size=2)
+    mesh = ParallelMesh(rank=5, local_rank=5, world_size=8, device=CPU, shard_size=2)
     assert mesh.device_mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,9 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from harness.core.errors import NotApplied
-from harness.training.fingerprint import digest_model
-from harness.training.unsaved import UnsavedState
-from harness.training.workload_state import WorkloadState
+from harness.spec.axes import Axes
+from harness.training.fingerprint import WorkloadState, digest_model
+from harness.training.unsaved import describe_unsaved, find_changes
 from tests.support.line import LineFit, Options
 from workloads.base import TensorSamples, Workload
 from workloads.settings import Settings
@@ -77,29 +80,39 @@ def make_workload() -> Any:
     return workload
 
 
-def watch(workload: Any, model: nn.Module, optimizer: Optimizer | None = None) -> UnsavedState:
-    samples = TensorSamples((torch.ones(2),))
-    optimizer = optimizer or SGD(model.parameters(), lr=0.1)
-    return UnsavedState(workload, samples, model, optimizer, uses_workers=False)
+def watch(
+    workload: Any, model: nn.Module, optimizer: Optimizer | None = None
+) -> Callable[[], str | None]:
+    """Return what finds the changes from now on."""
+    parts: Any = SimpleNamespace(
+        workload=workload,
+        splits=SimpleNamespace(train=TensorSamples((torch.ones(2),))),
+        model=model,
+        optimizer=optimizer or SGD(model.parameters(), lr=0.1),
+        axes=Axes(batch_size=1),
+    )
+    describe = partial(describe_unsaved, parts)
+    before = describe()
+    return lambda: find_changes(before, describe())
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_an_attribute_that_changes_is_noticed(name: str) -> None:
     workload = make_workload()
-    unsaved = watch(workload, workload.model)
-    assert unsaved.find() is None
+    find = watch(workload, workload.model)
+    assert find() is None
     change(workload, name)
-    found = unsaved.find()
+    found = find()
     assert found is not None
     assert found.startswith(f"training has changed Fit.{name}, which no checkpoint has; needed: ")
 
 
 def test_an_attribute_that_is_new_or_gone_is_noticed() -> None:
     workload = make_workload()
-    unsaved = watch(workload, workload.model)
+    find = watch(workload, workload.model)
     workload.late = 1
     del workload.count
-    assert "changed Fit.count, Fit.late, which" in str(unsaved.find())
+    assert "changed Fit.count, Fit.late, which" in str(find())
 
 
 def test_what_checkpoints_restore_may_change() -> None:
@@ -107,11 +120,11 @@ def test_what_checkpoints_restore_may_change() -> None:
     model: nn.Module = workload.model
     optimizer = workload.optimizer(model)
     workload.optimizers = [optimizer]
-    unsaved = watch(workload, model, optimizer)
+    find = watch(workload, model, optimizer)
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    assert unsaved.find() is None
+    assert find() is None
 
 
 @pytest.mark.parametrize(

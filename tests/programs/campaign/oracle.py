@@ -125,7 +125,7 @@ def bits_of(record: Record) -> str:
 
 def _was_refused_a_save(record: Record) -> bool:
     """Return whether the disk did not take a checkpoint, which the record says."""
-    return any(rank.saves is not None and rank.saves.failed for rank in record.ranks)
+    return any(rank.unsaved for rank in record.ranks)
 
 
 def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -116,7 +116,7 @@ def _pause_before_batches(loop: Any, pause: Callable[[], None]) -> None:
     """Have `pause` called before each batch that a loop takes."""
     if isinstance(loop, Harness):
         parts = loop.trainer.parts
-        loop.trainer.parts = replace(parts, loader=_PausingBatches(parts.loader, pause))
+        parts.loader = _PausingBatches(parts.loader, pause)
     else:
         loop.batches = iter(_PausingBatches(loop.batches, pause))
 

@@ -1,0 +1,317 @@
+"""The strategies: how the ranks of a trial train one model together, and what they share when.
+
+The loop, checkpoints and evaluation call a strategy's methods at the points where strategies differ, and
+are the same for all of them otherwise. `harness.spec.axes.STRATEGIES` lists them. To add a strategy, write
+a class that derives from `Strategy`, and enter it in that table: its name is then a value of the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.core.errors import NotApplied
+from harness.measure.clock import StepClock
+from harness.measure.communication import (
+    ShardCollective,
+    all_gather,
+    mark_gradient_wait,
+    reduce_scatter,
+)
+from harness.spec.axes import STRATEGIES, Axes
+from harness.training.execution import Compiler
+from harness.training.ranks import ParallelMesh, all_reduce_min
+from harness.training.tree_reduction import TreeCollective, local_part
+from workloads.base import Workload
+
+FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
+MAX_DIGEST = 2**62 - 1
+REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Return the class that implements the strategy `name`."""
+    implementation: type[Strategy] = resolve_name(STRATEGIES[name])
+    return implementation
+
+
+class Strategy:
+    """One way to train a model on all ranks of a mesh. One object per rank and trial.
+
+    The methods of this class are right for a strategy whose ranks each have all parameters, and for one
+    that shards them as DTensors; derived ones override `prepare`.
+    """
+
+    # Whether ranks communicate; if not, no process group is made.
+    needs_process_group: ClassVar[bool] = True
+    # Whether a rank has a part of some parameters only, so that no rank can compute a loss by
+    # itself.
+    shards_parameters: ClassVar[bool] = False
+    # In how many steps the strategy arranges itself, in a way that results depend on. So many forwards
+    # and backwards are computed before a checkpoint of later steps is loaded, and their gradients dropped.
+    arranging_steps = 0
+
+    def __init__(self, axes: Axes, mesh: ParallelMesh, clock: StepClock) -> None:
+        """Communication that would otherwise count as forward or backward is reported to `clock`."""
+        self.axes, self.mesh, self.clock = axes, mesh, clock
+        # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
+        self.tree: TreeCollective | None = None
+
+    def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
+        """Return the module that training steps call: `model`, wrapped and compiled.
+
+        `model` is on the device already, and is the one that is evaluated and saved. So its
+        parameters must be those that are trained; they may be replaced in place. Raises NotApplied for a
+        setting that changes nothing.
+        """
+        return compiler(model)
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Return the context of a micro-step's forward and backward.
+
+        Only in the last micro-step of an optimizer step do ranks share gradients. This is not
+        called for steps without accumulation.
+        """
+        return nullcontext()
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Look at a loss, in the timed region."""
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if a setting did nothing in the steps so far.
+
+        Every rank must call this, between segments. Here that is `reduction: tree`.
+        """
+        if self.tree is not None and not self.tree.calls:
+            raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
+
+    def note_gradients(self) -> None:
+        """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
+
+    def watch_local_gradients(
+        self, model: nn.Module, report: Callable[[str, Tensor], None]
+    ) -> Callable[[], None]:
+        """Have `report` called with each gradient that this rank computes, by name, in backward.
+
+        That is before ranks share gradients, and before gradients of micro-steps are added up.
+        Returns what ends it, and leaves the model as it was.
+        """
+        handles: list[Any] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+
+                def report_local(gradient: Tensor, name: str = name) -> None:
+                    report(name, local_part(gradient))
+
+                handles.append(parameter.register_hook(report_local))  # type: ignore[no-untyped-call]
+
+        def stop() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return stop
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """Make sure that all ranks evaluate the same model.
+
+        Ranks may have buffers of their own, such as running means; all take rank 0's, as DDP does.
+        """
+        if dist.is_initialized():
+            with torch.no_grad():
+                for buffer in model.buffers():
+                    dist.broadcast(buffer, src=0)
+
+
+class Single(Strategy):
+    """Train in one process, which communicates with no other."""
+
+    needs_process_group = False
+
+
+class DDP(Strategy):
+    """Train with DistributedDataParallel: each rank has the whole model, and gradients are averaged.
+
+    They are sent in buckets, while backward still computes others.
+    """
+
+    _replica: DistributedDataParallel  # set by `prepare`
+
+    def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
+        """Return `model` in DDP, which is compiled as a whole.
+
+        torch.compile then cuts the graph at DDP's buckets, so that communication can still overlap
+        with backward. Raises NotApplied for a bucket size without effect.
+        """
+        axes, device = self.axes, self.mesh.device
+        self._check_bucket_cap(model)
+        # DDP rebuilds its buckets in the order in which gradients became ready: in the first backward,
+        # or in the second with a static graph, whose first backward only counts how often each is used.
+        # Where in a bucket a gradient is decides in which order the ranks are summed up, and so, from
+        # three ranks on, the last bits of the sum.
+        if self.mesh.world_size > 2:
+            self.arranging_steps = 2 if axes.ddp.static_graph else 1
+        self._replica = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            **axes.ddp.changed(),
+        )
+        if axes.reduction == "tree":
+            self.tree = TreeCollective()
+            self._send_by(self.tree.all_reduce)
+        if axes.comm_hook != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            compress = getattr(default_hooks, f"{axes.comm_hook}_compress_hook")
+            self._send_by(partial(compress, dist.group.WORLD))
+        return compiler(self._replica)
+
+    def _send_by(self, hook: Callable[[Any], torch.futures.Future[Tensor]]) -> None:
+        """Have DDP share its buckets of gradients by calling `hook`.
+
+        A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
+        torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
+        """
+        self._replica.register_comm_hook(None, lambda _, bucket: hook(bucket))
+
+    def _check_bucket_cap(self, model: nn.Module) -> None:
+        """Raise NotApplied if a model is too small for its bucket size to change anything."""
+        cap_mb = self.axes.ddp.bucket_cap_mb
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
+        if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
+            raise NotApplied(
+                f"ddp.bucket_cap_mb={cap_mb:g} had no effect: the model's gradients have"
+                f" {size_mb:.3g} MiB, and are in one bucket with and without it"
+            )
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Return DDP's `no_sync()` for all micro-steps but the last."""
+        return nullcontext() if is_last else self._replica.no_sync()
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Have the wait for the last buckets counted as communication.
+
+        What overlaps with backward costs nothing and counts as backward.
+        """
+        mark_gradient_wait(loss, self.clock)
+
+
+class FSDP2(Strategy):
+    """Train with `fully_shard`: each rank has a shard of every parameter.
+
+    Parameters of a layer are gathered before its forward and its backward, and freed afterwards; gradients
+    are reduced to their shards.
+    """
+
+    shards_parameters = True
+    _sharded: dict[str, Any]  # FSDPModules by name, empty for the model's; set by `prepare`
+    _reduce_scatter: ShardCollective  # that gradients are shared with; set by `prepare`
+    _parameters: list[nn.Parameter]  # set by `prepare`
+    _gradients = 0  # a digest of which parameters have had a gradient in which step
+
+    def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
+        """Shard the parameters of `model` in place; return it, compiled if the axes say so."""
+        from torch.distributed.fsdp import FSDPModule
+
+        # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
+        training_module = compiler(model)
+        self._shard(model, workload)
+        self._parameters = list(model.parameters())
+        self._sharded = {}
+        for name, module in model.named_modules():
+            if isinstance(module, FSDPModule):  # `fully_shard` has changed its class
+                self._sharded[name] = module
+        # On GPUs, collectives overlap with computing, so the time in them is not lost.
+        timed_by = self.clock if self.mesh.device.type == "cpu" else None
+        self._reduce_scatter = ShardCollective(reduce_scatter, timed_by)
+        if self.axes.reduction == "tree" and self.mesh.world_size > 1:
+            self.tree = TreeCollective()
+            self._reduce_scatter = ShardCollective(self.tree.reduce_scatter, timed_by)
+        for module in self._sharded.values():
+            if timed_by is not None:
+                module.set_custom_all_gather(ShardCollective(all_gather, timed_by))
+            if timed_by is not None or self.tree is not None:
+                module.set_custom_reduce_scatter(self._reduce_scatter)
+            if self.tree is not None and self.axes.precision == "fp64":
+                # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
+                module.set_gradient_divide_factor(1.0)
+        return training_module
+
+    def _shard(self, model: nn.Module, workload: Workload) -> None:
+        """Shard each of the workload's layers, then the rest of the model."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        parameters = self.axes.fsdp
+        param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
+        reduce_dtype = REDUCE_DTYPES[parameters.reduce_dtype]
+        settings: dict[str, Any] = {
+            "mesh": self.mesh.device_mesh,
+            "reshard_after_forward": parameters.reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
+        }
+        if parameters.cpu_offload:
+            settings["offload_policy"] = CPUOffloadPolicy()
+        for module in [*workload.layers(model), model]:
+            fully_shard(module, **settings)
+
+    def note_gradients(self) -> None:
+        """Add to the digest which parameters this step has left a gradient in."""
+        pattern = tuple(parameter.grad is None for parameter in self._parameters)
+        self._gradients = hash((self._gradients, pattern)) & MAX_DIGEST
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if ranks have trained different parameters.
+
+        FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
+        """
+        super().check_effect()
+        # Of opposite signs, so that the smallest are opposite too if all are equal.
+        smallest, opposite = all_reduce_min(self.mesh.device, self._gradients, -self._gradients)
+        if smallest != -opposite:
+            raise NotApplied(
+                f"strategy={self.axes.strategy} is unavailable: in the same step, ranks had gradients"
+                " of different parameters, which it adds up; allowed: ddp with"
+                " ddp.find_unused_parameters, or a loss that uses the same parameters at all ranks"
+            )
+
+    def watch_local_gradients(
+        self, model: nn.Module, report: Callable[[str, Tensor], None]
+    ) -> Callable[[], None]:
+        """Have `report` called with this rank's gradients of each sharded module, flattened.
+
+        FSDP2 puts them into one tensor before ranks share them, padded to equal shards. Returns
+        what ends it, and leaves the model as it was.
+        """
+        for name, module in self._sharded.items():
+
+            def watched(name: str = name, **named: Any) -> Any:
+                report(f"{name or 'model'} (flattened)", named["input_tensor"])
+                return self._reduce_scatter(**named)
+
+            module.set_custom_reduce_scatter(ShardCollective(watched))
+
+        def stop() -> None:
+            for module in self._sharded.values():
+                module.set_custom_reduce_scatter(self._reduce_scatter)
+
+        return stop
+
+    def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        """Have the coming backward reduce gradients only in the last micro-step."""
+        self._sharded[""].set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+
+class HSDP(FSDP2):
+    """Train with `fully_shard` within groups of ranks, each of which has the whole model.
+
+    The groups average their gradients: torch's mesh of ranks has two dimensions.
+    """
