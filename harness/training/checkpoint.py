@@ -267,7 +267,7 @@ class Checkpointer:
         if self._series_path.exists():
             os.truncate(self._series_path, max(step, 0) * ROW_BYTES)
         if step >= 0:
-            content = self._restore(step, state)
+            content = self._restore(step)
             rows = np.fromfile(self._series_path, dtype=np.float64).reshape(-1, COLUMNS)
             state.resume_from(content["state"], rows)
             lost_seconds = max(0.0, time.time() - content["at"])
@@ -315,7 +315,7 @@ class Checkpointer:
             faults.append(f"{folder}: {fault}")
         return fault is None
 
-    def _restore(self, step: int, state: TrainingState) -> Mapping[str, Any]:
+    def _restore(self, step: int) -> Mapping[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
         folder = self._step_folder(step)
         content = torch.load(folder / f"rank{self._rank}.pt", "cpu", weights_only=True)
@@ -324,7 +324,7 @@ class Checkpointer:
             shared = torch.load(folder / "rank0.pt", "cpu", weights_only=True)
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(step, self._parts.strategy.arranging_steps)):
-            self._rehearse_step(state)
+            self._rehearse_step()
         model, optimizer = self._parts.model, self._step.optimizer
         _load_model(model, shared["model"], content["buffers"])
         for name, module in model.named_modules():
@@ -340,21 +340,15 @@ class Checkpointer:
         restored: Mapping[str, Any] = content
         return restored
 
-    def _rehearse_step(self, state: TrainingState) -> None:
+    def _rehearse_step(self) -> None:
         """Compute the forward and backward of one micro-batch and drop the gradients.
 
         A strategy that arranges itself in its first steps needs this before a checkpoint is loaded.
         What it changes besides, random numbers and buffers, is then overwritten by the checkpoint.
         """
-        parts = self._parts
-        seconds_before = parts.compiler.seconds
-        self._step.loss(self._step.module, parts.micro_batch()).backward()  # type: ignore[no-untyped-call]
+        loss = self._step.loss(self._step.module, self._parts.micro_batch())
+        loss.backward()  # type: ignore[no-untyped-call]
         self._step.optimizer.zero_grad(set_to_none=True)
-        # The first forward has compiled the model, in the time of "build".
-        compile_seconds = parts.compiler.seconds - seconds_before
-        if compile_seconds:
-            state.add_seconds("compile", compile_seconds)
-            state.add_seconds("build", -compile_seconds)
 
     # Folders
 
