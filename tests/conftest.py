@@ -10,18 +10,20 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from harness.core.paths import Results
+from harness.core.errors import HarnessError
+from harness.core.paths import Results, SweepFolder
 from harness.launch import forkserver
 from harness.spec.cluster import SHARED_HOST
-from harness.tracking import Follower, connect, tracker
+from harness.tracking import Follower, Tracker, connect, tracker
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads import importing
@@ -30,7 +32,7 @@ WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs te
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
-START_FOLLOWER = Follower.start
+REAL_FOLLOWER = Follower.__init__, Follower.__exit__
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
@@ -153,8 +155,26 @@ def deliveries_in_this_process() -> Iterator[None]:
     Each delivery process takes 4 s of CPU time to load MLflow, which this process does once.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Follower, "start", lambda process: None)
+        monkeypatch.setattr(Follower, "__init__", prepare_delivery)
+        monkeypatch.setattr(Follower, "__exit__", deliver_here)
         yield
+
+
+def prepare_delivery(
+    follower: Any, results: Results, folders: Sequence[SweepFolder], uri: str | None
+) -> None:
+    """Take the place of `Follower.__init__`: start no process."""
+    follower.tracker, follower.folders, follower.trouble = Tracker(results, uri), folders, None
+
+
+def deliver_here(follower: Any, *_: object) -> None:
+    """Take the place of `Follower.__exit__`: deliver in this process."""
+    for folder in follower.folders:
+        try:
+            if folder.recorded_ids():
+                follower.tracker.deliver(folder)
+        except HarnessError as error:
+            follower.trouble = str(error)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -187,7 +207,9 @@ def no_reports_in_mlflow() -> Iterator[None]:
 @pytest.fixture
 def delivery_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver by a process, as a command does."""
-    monkeypatch.setattr(Follower, "start", START_FOLLOWER)
+    begin, end = REAL_FOLLOWER
+    monkeypatch.setattr(Follower, "__init__", begin)
+    monkeypatch.setattr(Follower, "__exit__", end)
 
 
 @pytest.fixture(scope="session")

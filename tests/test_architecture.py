@@ -308,14 +308,6 @@ def test_each_part_is_loaded_without_what_it_does_not_need() -> None:
     assert of_run & for_the_end == set()
 
 
-def test_what_a_run_delivers_with_may_be_missing() -> None:
-    (packages,) = loaded(
-        "import sys\nsys.modules['mlflow'] = None\n"
-        "from harness.tracking import load_libraries\nload_libraries()"
-    )
-    assert packages & {"sqlalchemy", "matplotlib"} == set()
-
-
 def test_help_and_plan_load_nothing_heavy() -> None:
     commands = [["--help"], ["run", "--help"], ["plan", "quickstart"]]
     each = loaded(

@@ -276,16 +276,14 @@ def run(
         print(adaptive.describe_precision(goal, finished.sweep, finished.records))
     # True without a goal.
     goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
-    is_complete = not recorded.unreadable and not finished.disk_failed
-    _exit(finished.records, goal_reached=goal_reached, is_complete=is_complete)
+    _exit(finished.records, goal_reached=goal_reached, is_complete=not recorded.unreadable)
 
 
 def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
     """End the command with the exit code that its trials' statuses call for.
 
     A failure counts more than an inconclusive measurement, and so do a trial whose record can't be
-    read, without which the sweep is not complete, and a disk that is full. Returns where all is
-    well.
+    read, without which the sweep is not complete. Returns where all is well.
     """
     statuses = {record.status for record in records}
     if statuses & {"failed", "interrupted"} or not is_complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,26 @@ from harness.analysis.adaptive import Goal
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.interface.data import SweepData, load
-from harness.interface.delivery import DeliveredRun
-from harness.interface.planning import Data, Settings, data_texts, load_planned, settings_texts
+from harness.interface.planning import (
+    Data,
+    Settings,
+    data_texts,
+    estimate_cells,
+    load_planned,
+    settings_texts,
+)
 from harness.launch import sweep as runner
 from harness.launch.sweep import Redo
+from harness.measure.host import load_of_others
 from harness.records.record import Record
 from harness.render.console import TerminalConsole
+from harness.render.plan import busy_line, describe_duration
+from harness.render.run import RunView
 from harness.slurm.queue import refuse_live_jobs
+from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile, with_parallel, with_tolerance
 from harness.spec.sweep import Sweep
+from harness.tracking.follow import Follower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +41,36 @@ class FinishedRun:
     sweep: Sweep  # with the repeats that it has come to
     records: Sequence[Record]  # of its selected trials, earlier ones included
     trouble: str | None  # what MLflow failed with
-    disk_failed: bool  # whether that was a disk of this machine
+
+
+class LocalRun(RunView):
+    """A sweep that runs on this machine: how long it will take, and whether other programs disturb it."""
+
+    def __init__(
+        self, sweep: Sweep, profile: Profile, results: Results, console: TerminalConsole
+    ) -> None:
+        super().__init__(sweep, results, console)
+        self.profile = profile
+
+    def describe_time(self, pending: Sequence[Trial]) -> str:
+        """Return the end of the first line: how long the trials will take."""
+        if not pending:
+            return ""
+        cells = {trial.cell.id: trial.cell for trial in pending}
+        estimates = estimate_cells(list(cells.values()), self.results)
+        return f"; {describe_duration(pending, estimates)}"
+
+    def machine_lines(self, pending: Sequence[Trial]) -> list[str]:
+        """Return a line on a machine whose cores other programs want, where that is not allowed."""
+        if not pending or self.profile.validity.contention is None:
+            return []
+        cores = os.cpu_count() or 1
+        wanted = max(trial.cell.axes.world_size for trial in pending)
+        load = load_of_others()
+        # One more core than they lack: this command's own processes count too.
+        if load is None or load <= max(0, cores - wanted) + 1:
+            return []
+        return [busy_line(load, cores)]
 
 
 def run_sweep(
@@ -48,7 +89,8 @@ def run_sweep(
     With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
     can have, if another process runs the sweep, and if trials ran with another profile before.
     """
-    delivered = DeliveredRun(sweep, profile, results, tracking_uri, console)
+    folder = results.sweep_folder(sweep.name)
+    view = LocalRun(sweep, profile, results, console)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
@@ -59,8 +101,8 @@ def run_sweep(
         return runner.run(
             sweep,
             profile,
-            results.sweep_folder(sweep.name),
-            delivered,
+            folder,
+            view,
             redo=redo,
             settled=settled,
             fail_fast=fail_fast,
@@ -68,14 +110,13 @@ def run_sweep(
             check=refuse_live_jobs,
         )
 
-    with delivered:
-        finished, records = adaptive.run_until(goal, sweep, run_pending, fail_fast=fail_fast)
-    return FinishedRun(
-        sweep=finished,
-        records=records,
-        trouble=delivered.trouble,
-        disk_failed=delivered.disk_failed,
-    )
+    with view:
+        with Follower(results, [folder], tracking_uri) as follower:
+            finished, records = adaptive.run_until(goal, sweep, run_pending, fail_fast=fail_fast)
+            view.show_delivery()
+        if follower.trouble is not None:
+            view.on_message(follower.trouble)
+    return FinishedRun(sweep=finished, records=records, trouble=follower.trouble)
 
 
 def trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:

@@ -15,6 +15,7 @@ from harness.core.paths import Results
 from harness.render.status import StatusDisplay
 from harness.slurm.status import LAG_SECONDS, SweepStatus, read_statuses
 from harness.spec.sweep import Sweep
+from harness.tracking.follow import Follower
 
 WATCH_SECONDS = 5.0  # between two readings
 
@@ -54,27 +55,19 @@ def watch(
     Records that jobs leave are delivered to MLflow as they come. Returns the last states, and what a
     delivery failed with.
     """
-    # Imported here: reading the states once needs neither plans nor a tracker.
-    from harness.interface.delivery import JobDelivery
-
-    delivery = JobDelivery(results, tracking_uri)
     patience = LagPatience()
-    delivered_sweeps: set[str] = set()  # names
-    if len(sweeps) == 1:  # a single sweep in any case, as the user has asked for it
-        delivered_sweeps.add(sweeps[0].name)
-    while True:
-        statuses = sweep_statuses(sweeps, results)
-        # Shown before the delivery, which may take seconds if the tracking server is slow.
-        show_statuses(statuses, delivery.error)
-        for status in statuses:
-            if not status.is_over:
-                delivered_sweeps.add(status.sweep.name)
-            # Also once it is over: its last record may have come since the previous reading.
-            if status.sweep.name in delivered_sweeps:
-                delivery.deliver(status)
-        if patience.is_exhausted(statuses):
-            return statuses, delivery.error
-        time.sleep(WATCH_SECONDS)
+    statuses = sweep_statuses(sweeps, results)
+    folders = []
+    for status in statuses:
+        if len(sweeps) == 1 or not status.is_over:
+            folders.append(results.sweep_folder(status.sweep.name))
+    with Follower(results, folders, tracking_uri) as follower:
+        show_statuses(statuses, None)
+        while not patience.is_exhausted(statuses):
+            time.sleep(WATCH_SECONDS)
+            statuses = sweep_statuses(sweeps, results)
+            show_statuses(statuses, None)
+    return statuses, follower.trouble
 
 
 class LagPatience:

@@ -11,22 +11,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import UNRECORDED, CellResult
+from harness.analysis.rows import trial_row
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, distinct_names, final_name, metric_name
-from harness.records.record import Evaluation, Record, Status
+from harness.records.record import Record, Status
 from harness.render.findings import conclusions, remarks
 from harness.render.format import cell_names, checkpoint_notes, stop_note
 from harness.spec.cell import Cell
-
-if TYPE_CHECKING:
-    from mlflow.entities import Metric
 
 CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
@@ -36,10 +34,20 @@ MLFLOW_STATUS: Mapping[Status, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
-DESCRIPTION_TAG = "mlflow.note.content"  # what MLflow shows above all, in Markdown
-LABEL_TAG = "harness.label"  # on runs of cells and trials, whose names are short
 VALUE_LENGTH = 5000  # characters of a tag or a param that every MLflow server takes
 TRACEBACK_LENGTH = VALUE_LENGTH // 2  # characters of its end that a run's description shows
+# The facts of a trial that are tags of its run.
+TRIAL_TAGS = (
+    "cell",
+    "status",
+    "attempt",
+    "failure",
+    "violations",
+    "hardware",
+    "torch",
+    "parameter_digest",
+    "order_digest",
+)
 # What a cell's run shows of its trials besides its answers, in the order that matters; `record.json` of
 # its trials has all numbers.
 CELL_METRICS = (
@@ -57,6 +65,15 @@ CELL_METRICS = (
 )
 
 
+class Point(NamedTuple):
+    """A value of a metric, in the order of the fields of MLflow's own `Metric`."""
+
+    key: str
+    value: float
+    timestamp: int  # milliseconds since the epoch
+    step: int = 0  # optimizer steps before it; a metric that has only 0 is drawn as a bar
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContents:
     """All that one MLflow run shows, except the files that are stored with it."""
@@ -67,10 +84,10 @@ class RunContents:
     started: int  # milliseconds since the epoch
     ended: int  # milliseconds since the epoch
     status: str  # MLflow's: RUNNING, FINISHED, KILLED or FAILED
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    metrics: Sequence[Metric]
-    description: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Sequence[Point] = ()
+    description: str = ""  # in Markdown
 
 
 def text_digest(text: str) -> str:
@@ -78,61 +95,36 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def trial_contents(record: Record, *, cell_name: str = "", repeats: int) -> RunContents:
+def trial_contents(record: Record, cell_name: str, repeats: int) -> RunContents:
     """Return what the run of one trial shows: its params, numbers and curves.
 
-    `repeats` is the sweep's number of repeats. A run is named after its seed, its repeat where there are
-    several, and its cell, `cell_name` or else its label: pages cut long names at their end.
+    A run is named after its seed, its repeat if the sweep has several `repeats`, and its cell: pages cut
+    long names at their end.
     """
-    from mlflow.entities import Metric
-
     trial = record.trial
     number = f"seed {trial.seed}"
     if repeats > 1 or trial.repeat:
         number += f" repeat {trial.repeat}"
+    row = trial_row(record)
+    tags = {f"harness.{name}": getattr(row, name) for name in TRIAL_TAGS}
+    tags["harness.label"] = f"{trial.cell.label} {number}"
+    tags["mlflow.source.git.commit"] = row.commit or row.harness_commit
     ended = _milliseconds(record.ended)
-    metrics = []
-    for metric, value in record.numbers.items():
-        metrics.append(Metric(metric, value, ended, 0))
-    metrics += curves(record)
     return RunContents(
-        name=f"{number} {cell_name or trial.cell.label}",
+        name=f"{number} {cell_name}",
         kind="trial",
         key=trial.id,
         started=_milliseconds(record.started),
         ended=ended,
         status=MLFLOW_STATUS[record.status],
-        tags=_texts({LABEL_TAG: f"{trial.cell.label} {number}", **_trial_tags(record)}),
+        tags=_texts(tags),
         params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
-        metrics=metrics,
+        metrics=[
+            *(Point(metric, value, ended) for metric, value in record.numbers.items()),
+            *curves(record),
+        ],
         description=_trial_note(record),
     )
-
-
-def _trial_tags(record: Record) -> dict[str, Any]:
-    """Return the tags of a trial's run; `_texts` leaves out those that are None."""
-    tags: dict[str, Any] = {
-        "harness.status": record.status,
-        "harness.cell": record.trial.cell.id,
-        "harness.attempt": str(record.attempt),
-        "harness.order_digest": record.order_digest,
-        "harness.invalid": "; ".join(record.violations) or None,
-        "harness.interruptions": "; ".join(checkpoint_notes(record)) or None,
-        "harness.stop": stop_note(record),
-    }
-    if record.failure:
-        tags["harness.error"] = str(record.failure)
-    if record.summary:
-        tags["harness.settled"] = record.summary.settled
-        if record.summary.slowest:
-            slowest = record.summary.slowest
-            tags["harness.slowest_rank"] = f"rank {slowest.rank} on {slowest.host}"
-    if record.rank0:
-        tags["harness.parameter_digest"] = record.rank0.parameter_digest
-    if record.environment and record.environment.code:
-        tags["mlflow.source.git.commit"] = record.environment.code.commit
-        tags["mlflow.source.git.dirty"] = record.environment.code.dirty
-    return tags
 
 
 def cell_contents(
@@ -150,19 +142,61 @@ def cell_contents(
     """
     cell = cell_result.cell
     metrics = _answers(result, cell_result)
-    for metric in CELL_METRICS:
-        if metric in cell_result.numbers:
-            metrics[metric] = cell_result.numbers[metric]
-    for metric, value in metrics.items():
-        metrics[metric] = float(f"{value:.6g}")  # for a page that people read
+    numbers = cell_result.numbers
+    metrics |= {metric: numbers[metric] for metric in CELL_METRICS if metric in numbers}
+    metrics = {metric: float(f"{value:.6g}") for metric, value in metrics.items()}
     metrics["trials_done"] = len(cell_result.trials)
     metrics["trials_not_done"] = sum(cell_result.left_out.values())
-    tags: dict[str, Any] = {LABEL_TAG: cell.label, **_verdict_tags(result, cell)}
-    if parity is not None:
-        tags |= _parity_tags(parity, cell)
-    return _group_contents(
-        "cell", cell.id, name, records, [cell_result], metrics, tags, params(cell)
+    tags = {
+        "harness.label": cell.label,
+        "harness.planned": "yes",
+        **_verdict_tags(result, cell),
+        "harness.parity": None if parity is None else _rung(parity, cell),
+    }
+    return RunContents(
+        name=name,
+        kind="cell",
+        key=cell.id,
+        tags=_texts(tags),
+        params=params(cell),
+        **_course(records, cell_result.left_out, metrics),
     )
+
+
+def sweep_contents(result: SweepResult, records: Sequence[Record]) -> RunContents:
+    """Return what the run of a whole sweep shows: its progress."""
+    counts = Counter(record.status for record in records)
+    metrics = {f"trials_{status}": float(counts[status]) for status in MLFLOW_STATUS}
+    left_out: Counter[str] = Counter()
+    for cell in result.cells:
+        left_out.update(cell.left_out)
+    return RunContents(
+        name=result.name, kind="sweep", key=result.name, **_course(records, left_out, metrics)
+    )
+
+
+def _course(
+    records: Sequence[Record], left_out: Mapping[str, int], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return when the run of several trials began and ended, its status, and its metrics.
+
+    It has finished once all trials are done, which nothing else looks like. The time of its metrics is
+    now, so that MLflow shows the newest value.
+    """
+    status = "FINISHED"
+    if left_out.get(UNRECORDED):
+        status = "RUNNING"
+    elif left_out.get("failed"):
+        status = "FAILED"
+    elif any(left_out.values()):
+        status = "KILLED"
+    now = _milliseconds(time.time())
+    return {
+        "started": _milliseconds(min(record.started for record in records)),
+        "ended": _milliseconds(max(record.ended for record in records)),
+        "status": status,
+        "metrics": [Point(metric, value, now) for metric, value in metrics.items()],
+    }
 
 
 def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
@@ -172,8 +206,9 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     bounds are ratios. The first cell has no speedup; a bound that is infinite has no metric.
     """
     metrics: dict[str, float] = {}
-    if cell_result.throughput is not None:
-        metrics[RATES[cell_result.throughput_unit]] = cell_result.throughput.mean
+    throughput = cell_result.throughput
+    if throughput is not None:
+        metrics[RATES[cell_result.throughput_unit]] = throughput.mean
     row = result.throughput_row(cell_result.cell)
     if row is not None:
         metrics["harness.speedup"] = row.verdict.effect
@@ -181,12 +216,12 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
             metrics["harness.speedup_low"], metrics["harness.speedup_high"] = row.verdict.interval
     if cell_result.metric is not None and cell_result.target is not None:
         metrics[final_name(cell_result.target.name)] = cell_result.metric.mean
-    if cell_result.throughput is not None and cell_result.throughput.bounds is not None:
-        metrics["harness.ci_low"], metrics["harness.ci_high"] = cell_result.throughput.bounds
+    if throughput is not None and throughput.bounds is not None:
+        metrics["harness.ci_low"], metrics["harness.ci_high"] = throughput.bounds
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
+def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
     """Return the verdicts on a cell as tags, with the label of the cell that it is compared with.
 
     `harness.verdict` is on throughput, `harness.verdict_NAME` on the target metric. The first cell
@@ -202,26 +237,14 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, Any]:
     return tags
 
 
-def _parity_tags(parity: SweepParity, cell: Cell) -> dict[str, Any]:
-    """Return the rung of a cell as a tag; the reference itself is tagged `reference`."""
+def _rung(parity: SweepParity, cell: Cell) -> str | None:
+    """Return the rung of a cell, None of one that was not compared."""
     from harness.render.parity import rung_label  # here, as it loads torch
 
     if parity.is_reference(cell):
-        return {"harness.parity": "reference"}
+        return "reference"
     measured = parity.of(cell)
-    return {} if measured is None else {"harness.parity": rung_label(measured)}
-
-
-def sweep_contents(result: SweepResult, records: Sequence[Record]) -> RunContents:
-    """Return what the run of a whole sweep shows: its progress, and its result as a description."""
-    counts = Counter(record.status for record in records)
-    metrics = {f"trials_{status}": float(counts[status]) for status in MLFLOW_STATUS}
-    metrics["trials_planned"] = float(sum(cell.planned for cell in result.cells))
-    metrics["cells_planned"] = float(len(result.cells))
-    metrics["duration_s"] = _ended(records) - _started(records)
-    return _group_contents(
-        "sweep", result.name, result.name, records, result.cells, metrics, {}, {}
-    )
+    return None if measured is None else rung_label(measured)
 
 
 def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
@@ -239,58 +262,6 @@ def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
     return escape_markdown(" ".join(sentences))[:VALUE_LENGTH]
 
 
-def _group_contents(
-    kind: str,
-    key: str,
-    name: str,
-    records: Sequence[Record],
-    cells: Sequence[CellResult],
-    metrics: Mapping[str, float],
-    tags: Mapping[str, Any],
-    settings: Mapping[str, str],
-) -> RunContents:
-    """Return what the run of several trials shows.
-
-    The time of its metrics is now, so that MLflow shows the newest value. Their step is 0, so that
-    MLflow draws them as bars. A run has finished once all trials are done, which nothing else looks
-    like.
-    """
-    from mlflow.entities import Metric
-
-    now = _milliseconds(time.time())
-    left_out: Counter[str] = Counter()
-    for cell in cells:
-        left_out.update(cell.left_out)
-    status = "FINISHED"
-    if left_out[UNRECORDED]:
-        status = "RUNNING"
-    elif left_out["failed"]:
-        status = "FAILED"
-    elif left_out.total():
-        status = "KILLED"
-    return RunContents(
-        name=name,
-        kind=kind,
-        key=key,
-        started=_milliseconds(_started(records)),
-        ended=_milliseconds(_ended(records)),
-        status=status,
-        tags=_texts(tags),
-        params=settings,
-        metrics=[Metric(metric, value, now, 0) for metric, value in metrics.items()],
-    )
-
-
-def _started(records: Sequence[Record]) -> float:
-    """Return when the first trial started, in seconds since the epoch."""
-    return min(record.started for record in records)
-
-
-def _ended(records: Sequence[Record]) -> float:
-    """Return when the last trial ended, in seconds since the epoch."""
-    return max(record.ended for record in records)
-
-
 def params(cell: Cell) -> dict[str, str]:
     """Return all that decides a cell's result, each as its own param.
 
@@ -298,23 +269,22 @@ def params(cell: Cell) -> dict[str, str]:
     Options and data settings are prefixed, as in `options.dropout` and `data.source`.
     """
     workload = cell.workload
-    settings: dict[str, Any] = {
-        "workload": workload.label,
-        "uses": workload.uses,
-        **cell.levels,
-        "length": cell.length_text,
-        "evaluate": None if workload.is_script else f"every {cell.evaluate}",
-        "stop": None if cell.stop is None else str(cell.stop),
-        "warmup_steps": cell.warmup,
-    }
-    for name, value in workload.options.items():
-        settings[f"options.{name}"] = value
-    for name, value in workload.data.items():
-        settings[f"data.{name}"] = value
-    return _texts(settings)
+    return _texts(
+        {
+            "workload": workload.label,
+            "uses": workload.uses,
+            **cell.levels,
+            "length": cell.length_text,
+            "evaluate": None if workload.is_script else f"every {cell.evaluate}",
+            "stop": None if cell.stop is None else str(cell.stop),
+            "warmup_steps": cell.warmup,
+            **{f"options.{name}": value for name, value in workload.options.items()},
+            **{f"data.{name}": value for name, value in workload.data.items()},
+        }
+    )
 
 
-def curves(record: Record) -> list[Metric]:
+def curves(record: Record) -> list[Point]:
     """Return the loss at every step and every metric of every evaluation, thinned.
 
     In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
@@ -323,36 +293,27 @@ def curves(record: Record) -> list[Metric]:
     A curve has at most CURVE_POINTS points, its first and last step among them. Steps of which a
     script reported no loss have none. Steps count from 1 and are those after which the value was true.
     """
-    from mlflow.entities import Metric
-
-    times = _step_times(record)
     points = []
     loss = record.loss
     if loss is not None:
+        times = _step_times(record)
         reported = np.flatnonzero(~np.isnan(loss))
         for position in evenly_spaced(len(reported), CURVE_POINTS):
             index = int(reported[position])
-            step = index + 1
-            points.append(Metric("loss", float(loss[index]), times[step], step))
-    names = _evaluation_names(record)
-    evaluations = _evaluations(record)
-    for position in evenly_spaced(len(evaluations), CURVE_POINTS):
-        evaluation = evaluations[position]
-        step = evaluation.step
-        for metric, value in evaluation.all_metrics.items():
-            points.append(Metric(names[metric], value, times[step], step))
-    return points
-
-
-def _evaluation_names(record: Record) -> dict[str, str]:
-    """Return the names in MLflow of all metrics that were evaluated."""
+            points.append(Point("loss", float(loss[index]), int(times[index]), index + 1))
+    evaluations = () if record.rank0 is None else record.rank0.evaluations
     used_names = {"loss", *record.numbers}
     names: dict[str, str] = {}
-    for evaluation in _evaluations(record):
-        for metric in evaluation.all_metrics:
-            name = metric_name(metric)
-            names[metric] = metric_name(f"test_{metric}") if name in used_names else name
-    return distinct_names(names)
+    for metric in {metric for evaluation in evaluations for metric in evaluation.all_metrics}:
+        name = metric_name(metric)
+        names[metric] = metric_name(f"test_{metric}") if name in used_names else name
+    names = distinct_names(names)
+    for position in evenly_spaced(len(evaluations), CURVE_POINTS):
+        evaluation = evaluations[position]
+        at = _milliseconds(evaluation.started_at + (evaluation.seconds or 0.0))
+        for metric, value in evaluation.all_metrics.items():
+            points.append(Point(names[metric], value, at, evaluation.step))
+    return points
 
 
 def evenly_spaced(count: int, limit: int) -> list[int]:
@@ -365,39 +326,21 @@ def evenly_spaced(count: int, limit: int) -> list[int]:
     return unique
 
 
-def _step_times(record: Record) -> list[int]:
-    """Return when each step had ended, from step 0 on, in milliseconds since the epoch.
+def _step_times(record: Record) -> Any:
+    """Return about when each step ended, in milliseconds since the epoch, shape (steps,).
 
-    The record holds durations, not moments. So the time of a step is the trial's start, the phases
-    before training, and the durations of all steps and evaluations so far. Steps are those of the
-    first rank that has measured them; phases such as checkpoints are not counted, so that the end
-    of a curve is somewhat before the end of its run.
+    The record holds durations, not moments: those of the phases before training, and of the first
+    rank's steps. What is between steps, as an evaluation, is not counted.
     """
-    evaluations = _evaluations(record)
-    steps = max([0, *(evaluation.step for evaluation in evaluations)])
-    measured = [rank.step_seconds for rank in record.ranks if rank.step_seconds is not None]
-    if record.summary is not None:
-        steps = max(steps, len(measured[0]))
-    seconds = np.zeros(steps + 1)
-    if measured:
-        seconds[1 : len(measured[0]) + 1] = measured[0][:steps]
-    for evaluation in evaluations:
-        if evaluation.step < steps:  # the time of an evaluation counts for the step after it
-            seconds[evaluation.step + 1] += evaluation.seconds or 0.0
     before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
-    seconds[0] = record.started + sum(before_training)
-    times: list[int] = (np.cumsum(seconds) * 1000).round().astype(int).tolist()
-    return times
+    began = record.started + sum(before_training)
+    seconds = record.ranks[0].step_seconds
+    assert seconds is not None  # as the record has losses
+    return ((began + np.cumsum(seconds)) * 1000).round()
 
 
-def _evaluations(record: Record) -> Sequence[Evaluation]:
-    if record.rank0 is None:
-        return ()
-    return record.rank0.evaluations
-
-
-def _trial_note(record: Record) -> str | None:
-    """Return the description of a trial's run in Markdown, None if there is nothing to say.
+def _trial_note(record: Record) -> str:
+    """Return the description of a trial's run in Markdown, empty if there is nothing to say.
 
     It says why the trial failed, or which rules of validity it broke, where it was interrupted,
     what may vary in spite of deterministic mode, and how to run it again.
@@ -406,30 +349,22 @@ def _trial_note(record: Record) -> str | None:
     paragraphs: list[str] = []
     if record.failure:
         # The error in bold, and the end of its traceback.
-        paragraph = f"**{record.failure}**"
+        paragraphs.append(f"**{record.failure}**")
         if record.failure.traceback:
-            paragraph += f"\n\n```\n{record.failure.traceback[-TRACEBACK_LENGTH:]}\n```"
-        paragraphs.append(paragraph)
-    elif record.violations:
-        paragraphs.append(_list("invalid, excluded from all means", record.violations))
-    interruptions = checkpoint_notes(record)
-    if interruptions:
-        paragraphs.append(_list("resumed", interruptions))
-    stop = stop_note(record)
-    if stop is not None:
-        paragraphs.append(stop)
-    if record.notes:
-        paragraphs.append(_list("know of it", record.notes))
+            paragraphs.append(f"```\n{record.failure.traceback[-TRACEBACK_LENGTH:]}\n```")
+    lists = {
+        "invalid, excluded from all means": record.violations,
+        "resumed": checkpoint_notes(record),
+        "know of it": record.notes,
+    }
+    for heading, items in lists.items():
+        if items:
+            paragraphs.append("".join([f"**{heading}**", *(f"\n- {item}" for item in items)]))
+    paragraphs.append(stop_note(record) or "")
     if record.status in ("done", "invalid"):
         command = f"harness reproduce {record.trial.id}"  # where its results folder is
         paragraphs.append(f"Run it again, and compare the bits:\n\n    {command}")
-    return "\n\n".join(paragraphs) or None
-
-
-def _list(heading: str, items: Sequence[str]) -> str:
-    """Return a list in Markdown under a bold heading."""
-    lines = "".join(f"\n- {item}" for item in items)
-    return f"**{heading}**{lines}"
+    return "\n\n".join(filter(None, paragraphs))
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

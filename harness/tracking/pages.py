@@ -7,20 +7,17 @@ address that names it. The format is not documented, so that a browser test open
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 from harness.analysis.cells import naming_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, final_name, metric_name
 from harness.render.format import cell_names, common_unit
-from harness.tracking.contents import CELL_METRICS, DESCRIPTION_TAG, text_digest
+from harness.tracking.contents import CELL_METRICS
+from harness.tracking.runs import PLANNED_TAG
 
 VIEW = "harness"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag
-OUR_DESCRIPTION_TAG = "harness.description"  # the digest of the description that we have written
-PLANNED_TAG = "harness.planned"  # on a cell's run: `no` once the sweep has the cell no longer
 NAME_COLUMN = "attributes.`Run Name`"
 CREATED_COLUMN = "runDateAndNestInfo"  # stays next to the name; its icon is that of the status
 CREATED_WIDTH = 40  # pixels: the icon alone
@@ -29,27 +26,20 @@ MARGIN = 32  # pixels of a column besides its letters
 NAME_MARGIN = 60  # pixels of the column of names, which has a color and a button too
 
 
-def page(experiment_id: str, run_id: str | None = None, base: str = "http://127.0.0.1:5000") -> str:
-    """Return the address of a sweep's cells in MLflow's pages, or of one run.
+def page(experiment_id: str, base: str) -> str:
+    """Return the address of a sweep's cells in MLflow's pages, on the server at `base`.
 
-    `base` is the address of the server. Without `run_id`, the page opens on the view that
-    `experiment_tags` has stored with the experiment.
+    The page opens on the view that `experiment_tags` has stored with the experiment.
     """
     runs = f"{base.rstrip('/')}/#/experiments/{quote(experiment_id)}/runs"
-    workflow = "workflowType=machine_learning"
-    if run_id is not None:
-        return f"{runs}/{quote(run_id)}?{workflow}"
-    return f"{runs}?viewStateShareKey={VIEW}&{workflow}"
+    return f"{runs}?viewStateShareKey={VIEW}&workflowType=machine_learning"
 
 
-def experiment_tags(
-    present: Mapping[str, str], result: SweepResult, description: str, *, has_parity: bool
-) -> dict[str, str]:
+def experiment_tags(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     """Return the tags of an experiment that make `page` open on the cells of its sweep.
 
     The view is sorted by throughput, the fastest cell first, with the answer before the axes. Its filter
-    leaves out trials, the sweep, and cells that it no longer has. `present` are the tags that the
-    experiment has: a description that somebody has written stays.
+    leaves out trials, the sweep, and cells that it no longer has.
     """
     columns = _columns(result, has_parity=has_parity)
     rate = RATES[common_unit(result.cells)]
@@ -65,31 +55,23 @@ def experiment_tags(
         "columnOrder": [NAME_COLUMN, CREATED_COLUMN, *columns],
         "columnWidths": widths,
     }
-    tags: dict[str, Any] = {
-        VIEW_TAG: json.dumps(view),
-        "mlflow.experimentKind": "custom_model_development",
-    }
-    written = present.get(DESCRIPTION_TAG)
-    if not written or text_digest(written) == present.get(OUR_DESCRIPTION_TAG):
-        tags |= {OUR_DESCRIPTION_TAG: text_digest(description), DESCRIPTION_TAG: description}
-    return tags
+    return {VIEW_TAG: json.dumps(view), "mlflow.experimentKind": "custom_model_development"}
 
 
 def _columns(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order."""
     targets = {cell.target.name for cell in result.cells if cell.target is not None}
     metrics = [
-        RATES[common_unit(result.cells)],
         "harness.speedup",
         "harness.speedup_low",
         "harness.speedup_high",
+        RATES[common_unit(result.cells)],
         *map(final_name, sorted(targets)),
     ]
+    axes = map(metric_name, naming_axes(result.all_cells))
     columns = {"tags.`harness.verdict`": "harness.verdict"}
     columns |= {f"metrics.`{name}`": name for name in metrics}
     if has_parity:
         columns["tags.`harness.parity`"] = "harness.parity"
-    axes = map(metric_name, naming_axes(result.all_cells))
     columns |= {f"params.`{axis}`": axis for axis in axes}
-    columns |= {f"metrics.`{name}`": name for name in CELL_METRICS}
-    return columns
+    return columns | {f"metrics.`{name}`": name for name in CELL_METRICS}

@@ -5,7 +5,7 @@ be the last one before the process dies. So each run carries tags that say what 
 after what they speak of, and the next delivery completes whatever an earlier one left unfinished.
 
 No run is ever deleted: a user may have tagged it, described it or linked to it. Metrics of ours that
-no longer hold are named by a tag, and a run of a trial that has run again says which one is newer.
+no longer hold become NaN, and a run of a trial that has run again says which one is newer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.paths import SweepFolder
+from harness.core.logs import open_log, read_tail
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.records.files import read_record
-from harness.records.numbers import is_number, metric_name
-from harness.serving.record import read_export
-from harness.spec.cell import WorkloadRef
-from harness.tracking.artifacts import collect_export, collect_files, export_metrics, staging
+from harness.records.numbers import metric_name
+from harness.records.record import Record
+from harness.serving.record import TrialExport, read_export
 from harness.tracking.contents import (
-    DESCRIPTION_TAG,
     VALUE_LENGTH,
+    Point,
     RunContents,
     text_digest,
     trial_contents,
@@ -36,28 +37,22 @@ from harness.tracking.contents import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
 PAGE_SIZE = 250  # runs in one answer to a search
+LOG_BYTES = 2**20  # at most, of the end of each log
+FILE_BYTES = 2**28  # at most, of a profiler's trace or of a file of an exported model
+DESCRIPTION_TAG = "mlflow.note.content"  # what MLflow shows above all, in Markdown
+PARENT_TAG = "mlflow.parentRunId"
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
 EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 FILES_TAG = "harness.files"  # on a sweep's run: the digest of the files stored with it
-STALE_TAG = "harness.stale_metrics"  # on a run: the names of its metrics that no longer hold
+METRICS_TAG = "harness.metrics"  # on the run of a cell or a sweep: the names of its metrics of ours
 SUPERSEDED_TAG = "harness.superseded"  # on a run: the id of the one that shows what holds now
-OUR_NOTE_TAG = "harness.note"  # on a run: the digest of the description that we have written
-# On a trial's run: the command that runs it again wherever this MLflow can be reached.
-REPRODUCE_TAG = "harness.reproduce"
-PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "harness.note"  # the digest of the description that we have written
+PLANNED_TAG = "harness.planned"  # on a cell's run: `no` once the sweep has the cell no longer
 # Those that do not come from a run's contents.
-KEPT_TAGS = (RECORD_TAG, EXPORT_TAG, FILES_TAG, OUR_NOTE_TAG, REPRODUCE_TAG, SUPERSEDED_TAG)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownRun:
-    """What MLflow has of a run."""
-
-    id: str
-    tags: dict[str, str]
+KEPT_TAGS = (RECORD_TAG, EXPORT_TAG, FILES_TAG, NOTE_TAG, SUPERSEDED_TAG)
 
 
 class SweepRuns:
@@ -85,146 +80,125 @@ class SweepRuns:
         self.origin = origin
         self.folder = folder
         self.source = source
-        # By kind (sweep, cell, trial) and key within the kind. There are several for one key where a
-        # trial ran again, a delivery died or somebody copied a run.
-        self._runs: dict[tuple[str, str], list[Run]] = {}
+        # By kind (sweep, cell, trial) and key within the kind, the one that holds now: the newest that
+        # is not superseded.
+        self._runs: dict[tuple[str, str], Run] = {}
 
     def find(self, condition: str = "") -> None:
         """Ask MLflow for the runs of this results folder, those that match a filter of MLflow's."""
-        query = f"tags.`harness.origin` = '{self.origin}'"
-        if condition:
-            query += f" AND {condition}"
+        query = f"tags.`harness.origin` = '{self.origin}'{condition}"
         for run in search(self.client, self.experiment_id, query):
             kind = run.data.tags.get("harness.kind", "")
-            known = self._runs.setdefault((kind, run.data.tags.get(f"harness.{kind}", "")), [])
-            if run.info.run_id not in [other.info.run_id for other in known]:
-                known.append(run)
+            if SUPERSEDED_TAG in run.data.tags:
+                continue
+            newest = self._runs.setdefault((kind, run.data.tags.get(f"harness.{kind}", "")), run)
+            if newest.info.run_id != run.info.run_id:  # a delivery died before it had said so
+                self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, newest.info.run_id)
 
-    def keys(self, kind: str) -> list[str]:
-        """Return the keys of the runs of a kind that were found."""
-        return [key for of_kind, key in self._runs if of_kind == kind]
+    def update(self, contents: RunContents, parent: str | None) -> Run:
+        """Make the run of a cell or a sweep show its contents, created if there is none."""
+        run = self._runs.get((contents.kind, contents.key)) or self._create(contents, parent)
+        names = [metric.key for metric in contents.metrics]
+        now = round(time.time() * 1000)
+        stale = []
+        for name in run.data.tags.get(METRICS_TAG, "").split():
+            if name not in names:
+                stale.append(Point(name, math.nan, now))
+        self._show(run, contents, parent, {METRICS_TAG: " ".join(names)}, stale)
+        return run
 
-    def update(
-        self, contents: RunContents, parent: str | None, extra_tags: Mapping[str, str] | None = None
-    ) -> KnownRun:
-        """Make a run show its contents, created if there is none; send only what it lacks."""
-        run = self._current(contents.kind, contents.key)
-        if run is None:
-            run = self._create(contents, parent)
-        self._show(run, contents, parent, extra_tags or {})
-        return KnownRun(id=run.info.run_id, tags=dict(run.data.tags))
+    def mark_unplanned(self, cells: Mapping[str, str]) -> None:
+        """Mark the runs of cells other than these, which the sweep no longer has."""
+        for (kind, key), run in self._runs.items():
+            if kind == "cell" and key not in cells and run.data.tags.get(PLANNED_TAG) != "no":
+                self.client.set_tag(run.info.run_id, PLANNED_TAG, "no")
 
-    def begin(self, kind: str, key: str, name: str, parent: str | None) -> str:
-        """Return the id of a run that others hang below, created with its name if there is none."""
-        run = self._current(kind, key)
-        if run is None:
-            now = round(time.time() * 1000)
-            empty = RunContents(
-                name=name,
-                kind=kind,
-                key=key,
-                started=now,
-                ended=now,
-                status="RUNNING",
-                tags={},
-                params={},
-                metrics=[],
-            )
-            run = self._create(empty, parent)
-        run_id: str = run.info.run_id
-        return run_id
-
-    def mark(self, kind: str, key: str, name: str, value: str) -> None:
-        """Set a tag of the run of a kind, if there is one and it has another value."""
-        run = self._current(kind, key)
-        if run is not None and run.data.tags.get(name) != value:
-            self.client.set_tag(run.info.run_id, name, value)
-
-    def write_trial(self, trial: str, parent: str, *, name: str, repeats: int) -> bool:
+    def write_trial(self, trial: str, parent: str | None, cell_name: str, repeats: int) -> bool:
         """Make a trial's run show its record; return whether it did not before.
 
-        A run that shows an earlier record of the trial stays, and says which one is newer. `name` is
-        that of the cell, `parent` the id of its run.
+        A run that shows an earlier record of the trial stays, and says which one is newer. `parent` is
+        the id of the cell's run, which there is none of while the sweep runs.
         """
         trial_folder = self.folder.trial_folder(trial)
         digest = hashlib.sha256(trial_folder.record_path.read_bytes()).hexdigest()
-        run = self._current("trial", trial)
+        run = self._runs.get(("trial", trial))
         if run is not None and run.data.tags.get(RECORD_TAG) == digest and is_complete_run(run):
-            self._store_exports(run, trial)
+            if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
+                self.client.set_tag(run.info.run_id, PARENT_TAG, parent)
+            self._show_export(run, trial_folder)
             return False
         record = read_record(trial_folder.record_path)
-        contents = trial_contents(record, cell_name=name, repeats=repeats)
-        earlier = None
+        contents = trial_contents(record, cell_name, repeats)
         if run is None or run.data.tags.get(RECORD_TAG) != digest:
-            earlier, run = run, self._create(contents, parent, {RECORD_TAG: digest})
-        with staging(self.folder.results.delivery_folder) as aside:
-            collect_files(record, trial_folder, aside)
-            self.client.log_artifacts(run.info.run_id, str(aside))
-        self.client.log_inputs(run.info.run_id, datasets(record.trial.cell.workload))
-        reproduce = {REPRODUCE_TAG: f"harness reproduce mlflow:{run.info.run_id}"}
-        self._show(run, contents, parent, {RECORD_TAG: digest, **reproduce})
-        if earlier is not None:
-            self.client.set_tag(earlier.info.run_id, SUPERSEDED_TAG, run.info.run_id)
-        self._store_exports(run, trial)
+            run = self._create(contents, parent, {RECORD_TAG: digest})
+        self._upload(run, record, trial_folder)
+        self._show(run, contents, parent, {RECORD_TAG: digest})
+        self._show_export(run, trial_folder)
         return True
 
-    def store(
-        self,
-        run: KnownRun,
-        tag: str,
-        version: str,
-        write: Callable[[Path], None],
-        folder: str | None = None,
-    ) -> None:
-        """Store files with a run, in a folder of its artifacts, unless `tag` has this version of them.
+    def store_texts(self, run: Run, texts: Mapping[str, str]) -> None:
+        """Store texts with a run, by their files' names, unless it has them."""
+        digest = text_digest(json.dumps(texts))
+        if run.data.tags.get(FILES_TAG) != digest:
+            for name, text in texts.items():
+                self.client.log_text(run.info.run_id, text, name)
+            self.client.set_tag(run.info.run_id, FILES_TAG, digest)
 
-        `write` writes them into the folder that it is given. The tag is set after they are stored.
+    def _upload(self, run: Run, record: Record, trial_folder: TrialFolder) -> None:
+        """Store the files that go with a trial's run, of bounded size.
+
+        They are the record, the environment, the end of the launcher's log, of
+        rank 0's and of that of the rank that failed, and what the profiler left.
         """
-        if run.tags.get(tag) == version:
-            return
-        with staging(self.folder.results.delivery_folder) as aside:
-            write(aside)
-            self.client.log_artifacts(run.id, str(aside), folder)
-        self.client.set_tag(run.id, tag, version)
+        path = trial_folder.record_path
+        for file in (path, *path.parent.glob("record-*.npz")):
+            self.client.log_artifact(run.info.run_id, str(file))
+        if record.environment:
+            text = json.dumps(asdict(record.environment), indent=1) + "\n"
+            self.client.log_text(run.info.run_id, text, "environment.json")
+        logs = {trial_folder.launch_log, trial_folder.rank_log(0)}
+        if record.failure and record.failure.log:
+            logs.add(trial_folder.path / record.failure.log)
+        for log in filter(Path.exists, logs):
+            self.client.log_text(run.info.run_id, tail_of(log), f"logs/{log.name}")
+        self._store_files(run, trial_folder.trace_folder)
 
-    def _store_exports(self, run: Run, trial: str) -> None:
-        """Store what was exported of a trial's model with its run, unless it is there already."""
-        from mlflow.entities import Metric
-
-        trial_folder = self.folder.trial_folder(trial)
+    def _show_export(self, run: Run, trial_folder: TrialFolder) -> None:
+        """Show what was exported of a trial's model, unless its run shows it already."""
         export = read_export(trial_folder)
-        known = KnownRun(id=run.info.run_id, tags=dict(run.data.tags))
-        if export is None or known.tags.get(EXPORT_TAG) == str(export.at):
+        if export is None or run.data.tags.get(EXPORT_TAG) == str(export.at):
             return
-        at = round(export.at * 1000)
-        metrics = []
+        points = []
         for name, value in export_metrics(export).items():
-            metrics.append(Metric(metric_name(name), value, at, 0))
-        self.client.log_batch(known.id, metrics, synchronous=True)
+            points.append(Point(metric_name(name), value, round(export.at * 1000)))
+        self._log(run, points, {}, {})
+        self._store_files(run, trial_folder.export_folder)
+        self.client.set_tag(run.info.run_id, EXPORT_TAG, str(export.at))
 
-        def collect(aside: Path) -> None:
-            collect_export(export, trial_folder, aside)
-
-        self.store(known, EXPORT_TAG, str(export.at), collect, trial_folder.export_folder.name)
-
-    def _current(self, kind: str, key: str) -> Run | None:
-        """Return the run that shows what holds now, the newest one that is not superseded."""
-        for run in self._runs.get((kind, key), ()):
-            if SUPERSEDED_TAG not in run.data.tags:
-                return run
-        return None
+    def _store_files(self, run: Run, folder: Path) -> None:
+        """Store the files of a folder with a run; those that are too large are only in the folder."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.stat().st_size <= FILE_BYTES:
+                target = path.parent.relative_to(folder.parent)
+                self.client.log_artifact(run.info.run_id, str(path), str(target))
 
     def _create(
         self, contents: RunContents, parent: str | None, extra_tags: Mapping[str, str] | None = None
     ) -> Run:
-        """Create a run that has its name and tags, but shows nothing else yet."""
+        """Create a run that has its name and tags, but shows nothing else yet.
+
+        An earlier run of the same is told which one is newer.
+        """
+        earlier = self._runs.get((contents.kind, contents.key))
         created = self.client.create_run(
             self.experiment_id,
             start_time=contents.started,
             tags=self._tags(contents, parent) | dict(extra_tags or {}),
             run_name=contents.name,
         )
-        self._runs.setdefault((contents.kind, contents.key), []).insert(0, created)
+        if earlier is not None:
+            self.client.set_tag(earlier.info.run_id, SUPERSEDED_TAG, created.info.run_id)
+        self._runs[contents.kind, contents.key] = created
         return created
 
     def _show(
@@ -233,41 +207,48 @@ class SweepRuns:
         contents: RunContents,
         parent: str | None,
         extra_tags: Mapping[str, str],
+        stale: list[Point] | None = None,
     ) -> None:
         """Send the metrics, params and tags that the run lacks or that have changed, at once.
 
         A param cannot be changed in MLflow, and need not be: params follow from the cell's id. Tags of
         ours that no longer hold are deleted. The final status comes last: then a run is complete.
         """
-        from mlflow.entities import Param, RunTag
-
-        present = run.data.tags
+        present, logged = run.data.tags, run.data.metrics
         tags = self._tags(contents, parent) | dict(extra_tags)
-        tags |= _description_tags(present, contents.description)
-        names = {metric.key for metric in contents.metrics}
-        stale = [name for name in run.data.metrics if _is_ours(name) and name not in names]
-        if stale:
-            tags[STALE_TAG] = " ".join(sorted(stale))[:VALUE_LENGTH]
-        logged = run.data.metrics
-        metrics = [metric for metric in contents.metrics if logged.get(metric.key) != metric.value]
-        lacking = contents.params.keys() - run.data.params.keys()
-        params = [Param(name, contents.params[name]) for name in sorted(lacking)]
-        changed = [RunTag(key, text) for key, text in tags.items() if present.get(key) != text]
-        if metrics or params or changed:
-            self.client.log_batch(run.info.run_id, metrics, params, changed, synchronous=True)
-        for name in _outdated_tags(present, tags):
-            self.client.delete_tag(run.info.run_id, name)
+        if contents.description:
+            tags |= note_tags(present, contents.description)
+        metrics = [point for point in contents.metrics if logged.get(point.key) != point.value]
+        params = {
+            name: text for name, text in contents.params.items() if name not in run.data.params
+        }
+        changed = {name: text for name, text in tags.items() if present.get(name) != text}
+        self._log(run, [*metrics, *(stale or [])], params, changed)
+        for name in present:
+            if name.startswith("harness.") and name not in {*tags, *KEPT_TAGS}:
+                self.client.delete_tag(run.info.run_id, name)
         if run.info.run_name != contents.name:
             self.client.update_run(run.info.run_id, name=contents.name)
-        self._set_status(run, contents)
-
-    def _set_status(self, run: Run, contents: RunContents) -> None:
-        """Give a run its status and end, unless it has them."""
         if contents.status == "RUNNING":
             if run.info.status != "RUNNING":
                 self.client.update_run(run.info.run_id, status="RUNNING")
         elif (run.info.status, run.info.end_time) != (contents.status, contents.ended):
             self.client.set_terminated(run.info.run_id, contents.status, contents.ended)
+
+    def _log(
+        self, run: Run, points: list[Point], params: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        """Send metrics, params and tags, if there are any."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        if points or params or tags:
+            self.client.log_batch(
+                run.info.run_id,
+                [Metric(*point) for point in points],
+                [Param(name, text) for name, text in params.items()],
+                [RunTag(name, text) for name, text in tags.items()],
+                synchronous=True,
+            )
 
     def _tags(self, contents: RunContents, parent: str | None) -> dict[str, str]:
         """Return a run's tags: those of its contents, and those by which it is found again."""
@@ -286,29 +267,13 @@ class SweepRuns:
         return tags
 
 
-def _is_ours(metric: str) -> bool:
-    """Return whether a metric is one that the harness logs on runs of cells and sweeps."""
-    return metric.startswith(("harness.", "trials_", "cells_")) or is_number(metric)
-
-
-def _description_tags(present: Mapping[str, str], description: str | None) -> dict[str, str]:
-    """Return the tags of a run's description, none where somebody has written another one."""
-    if description is None:
+def note_tags(present: Mapping[str, str], description: str) -> dict[str, str]:
+    """Return the tags of a description, none where somebody has written another one."""
+    written = present.get(DESCRIPTION_TAG)
+    if written and text_digest(written) != present.get(NOTE_TAG):
         return {}
     text = description[:VALUE_LENGTH]
-    written = present.get(DESCRIPTION_TAG)
-    if written and text_digest(written) != present.get(OUR_NOTE_TAG):
-        return {}
-    return {DESCRIPTION_TAG: text, OUR_NOTE_TAG: text_digest(text)}
-
-
-def _outdated_tags(present: Collection[str], tags: Mapping[str, str]) -> list[str]:
-    """Return the names of our tags that a run has and should no longer have."""
-    return [
-        name
-        for name in present
-        if name.startswith("harness.") and name not in tags and name not in KEPT_TAGS
-    ]
+    return {DESCRIPTION_TAG: text, NOTE_TAG: text_digest(text)}
 
 
 def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iterator[Run]:
@@ -324,38 +289,47 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
             return
 
 
-def datasets(workload: WorkloadRef) -> Sequence[DatasetInput]:
-    """Return the training set and the test set of a workload as MLflow describes them.
-
-    Both come from the same files, so that they share a digest and differ in their names. The digest
-    is that of the files, or of the settings where a data set needs no files.
-    """
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    settings = json.dumps(dict(workload.data), sort_keys=True)
-    files = {
-        axis: digest for axis, digest in workload.file_digests.items() if axis.startswith("data.")
-    }
-    digest = text_digest(json.dumps(files, sort_keys=True) if files else settings)
-    name = Path(str(workload.data.get("source", workload.label))).name
-    inputs = []
-    for part, context in (("train", "training"), ("test", "evaluation")):
-        dataset = Dataset(
-            name=f"{name} {part}",
-            digest=digest[:16],
-            source_type="local",
-            source=settings,
-        )
-        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-    return inputs
-
-
 def is_complete_run(run: Any) -> bool:
     """Return whether a trial's run shows all of its record: its final status is written last.
 
     A run that a dead delivery left behind is still running.
     """
     return bool(run.info.status != "RUNNING")
+
+
+def export_metrics(export: TrialExport) -> dict[str, float]:
+    """Return the metrics and latencies of exported models.
+
+    Names of latencies end with the batch size and the unit: `export_onnx_b8_p95_ms`.
+    """
+    metrics: dict[str, float] = {}
+    for model in export.models:
+        name = f"export_{model.format}"
+        metrics[f"{name}_largest_difference"] = model.parity.largest_difference
+        if export.target in model.parity.exported_metrics:
+            metrics[f"{name}_{export.target}"] = model.parity.exported_metrics[export.target]
+        for latency in model.latencies:
+            metrics[f"{name}_b{latency.batch_size}_p50_ms"] = latency.p50_ms
+            metrics[f"{name}_b{latency.batch_size}_p95_ms"] = latency.p95_ms
+    return metrics
+
+
+def tail_of(log: Path) -> str:
+    """Return the last LOG_BYTES bytes of a log, from the beginning of a line.
+
+    A log that is cut begins with a line that says so. Of one that leads out of the trial's folder
+    there is only a line that says that. Bytes that are no UTF-8 are replaced.
+    """
+    try:
+        with open_log(log) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = read_tail(file, LOG_BYTES)
+    except OSError as error:
+        return f"[left out: {error.strerror}]\n"
+    if size <= LOG_BYTES:
+        return text
+    whole_lines = text.partition("\n")[2]
+    return f"[the last {LOG_BYTES} of {size} bytes]\n{whole_lines}"
 
 
 def _user() -> str:

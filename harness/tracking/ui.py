@@ -18,17 +18,16 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
-from urllib.error import URLError
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results
+from harness.core.ports import LOOPBACK, free_port
 from harness.core.processes import KILL_TIMEOUT, TERMINATE_TIMEOUT, signal_group
-from harness.tracking import Tracker, load_libraries
 from harness.tracking.connect import SETTINGS, is_server, shown_uri
+from harness.tracking.tracker import Tracker
 
 DEFAULT_PORT = 5000
-HOST = "127.0.0.1"  # the loopback interface, as the pages need no password
-STARTUP_TIMEOUT = 90.0  # seconds within which the server has to answer
+STARTUP_TIMEOUT = 180.0  # seconds within which the server has to answer
 
 
 def serve(results: Results, uri: str | None = None, port: int | None = None) -> None:
@@ -43,13 +42,10 @@ def serve(results: Results, uri: str | None = None, port: int | None = None) -> 
     if is_server(tracker.uri):
         _print_addresses(tracker, tracker.uri)
         return
-    try:
-        with server(tracker, port=port) as base:
-            _print_addresses(tracker, base)
-            print("Press Ctrl-C to end.", flush=True)
-            signal.pause()
-    except KeyboardInterrupt:
-        return
+    with suppress(KeyboardInterrupt), server(tracker, port=port) as base:
+        _print_addresses(tracker, base)
+        print("Press Ctrl-C to end.", flush=True)
+        signal.pause()
 
 
 @contextmanager
@@ -60,16 +56,19 @@ def server(tracker: Tracker, port: int | None = None) -> Iterator[str]:
     own, ends them (`guard`). The artifacts are served from the results folder, so that a browser
     needs no access to the file system.
 
-    Raises BadInput for a port in use, HarnessError if the server does not start.
+    Raises BadInput for a port in use, TrackerDown for a database that can't be opened, HarnessError if the
+    server does not start.
     """
-    port = _choose_port(port)
-    if not tracker.exists():
-        tracker.prepare()
+    if port is None:
+        port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else free_port()
+    elif not _is_free(port):  # another one would break a bookmark or a tunnel
+        raise BadInput(f"port {port} of {LOOPBACK} is in use; choose another with --port")
+    tracker.prepare()
     command = [
         sys.executable, "-P", "-m", "harness.tracking.ui",
         sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1",
         "--artifacts-destination", str(tracker.results.artifacts.absolute()),
-        "--host", HOST, "--port", str(port),
+        "--host", LOOPBACK, "--port", str(port),
     ]  # fmt: skip
     variables = {
         **SETTINGS,
@@ -88,13 +87,8 @@ def server(tracker: Tracker, port: int | None = None) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            base = f"http://{HOST}:{port}"
-            load_libraries()  # while the server loads MLflow too, which alone opens the database now
-            try:
-                _wait_until_it_answers(base, guard, log)
-            except HarnessError:
-                tracker.prepare()  # it says what to do about a database that can't be opened
-                raise
+            base = f"http://{LOOPBACK}:{port}"
+            _wait_until_it_answers(base, guard, log)
             yield base
         finally:
             # The guard ends the server when its standard input is closed.
@@ -114,27 +108,10 @@ def _print_addresses(tracker: Tracker, base: str) -> None:
         print(f"  {sweep}: {address}")
 
 
-def _choose_port(port: int | None) -> int:
-    """Return the requested port, or by default port 5000, or a free port if 5000 is in use.
-
-    Raises BadInput if the requested port is in use: another one would break a bookmark or a tunnel.
-    """
-    if port is not None:
-        if not _is_free(port):
-            raise BadInput(f"port {port} of {HOST} is in use; choose another with --port")
-        return port
-    if _is_free(DEFAULT_PORT):
-        return DEFAULT_PORT
-    with socket.create_server((HOST, 0)) as listening:
-        free: int = listening.getsockname()[1]
-    print(f"Port {DEFAULT_PORT} is in use; using {free}.")
-    return free
-
-
 def _is_free(port: int) -> bool:
     """Return whether nothing listens on a port, by listening on it for a moment."""
     try:
-        socket.create_server((HOST, port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError:
         return False
     return True
@@ -152,14 +129,11 @@ def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[by
         try:
             with opener.open(f"{base}/health", timeout=1):
                 return
-        except (URLError, OSError):
+        except OSError:
             time.sleep(0.1)
     log.seek(0)
-    output = log.read().decode("utf-8", errors="replace").strip().splitlines() or ["nothing"]
-    raise HarnessError(
-        f"MLflow's server did not start at {base}; the last line of its output:"
-        f" {one_line(output[-1])}"
-    )
+    output = one_line(log.read().decode("utf-8", errors="replace").strip().rpartition("\n")[2])
+    raise HarnessError(f"MLflow's server did not start at {base}: {output}")
 
 
 def guard(command: Sequence[str]) -> None:
@@ -170,10 +144,8 @@ def guard(command: Sequence[str]) -> None:
     helper processes behind.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while process.poll() is None:
-        stdin_is_readable = bool(select.select([sys.stdin], [], [], 0.2)[0])
-        if stdin_is_readable:  # nobody writes to it, so this is its end
-            break
+    while process.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass  # nobody writes to it, so that it is readable at its end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     try:

@@ -1,9 +1,13 @@
-"""Which trials `harness run --until` runs, and which it leaves as they are."""
+"""What `harness run` says first, and which trials `harness run --until` runs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import pytest
@@ -11,10 +15,12 @@ import pytest
 from harness.analysis.adaptive import Goal
 from harness.core.paths import Results
 from harness.interface import running
+from harness.interface.running import LocalRun
 from harness.launch.runner import Runner
 from harness.launch.sweep import Redo
 from harness.records.record import Record
 from harness.render.console import TerminalConsole
+from harness.render.plan import busy_line
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.validity import ValidityRules
@@ -26,9 +32,6 @@ from tests.support.sweeps import load
 class UndeliveredRun(RecordCollector):
     """A running sweep that is neither shown nor delivered."""
 
-    trouble = None
-    disk_failed = False
-
     def __init__(self, *_: object) -> None:
         super().__init__()
 
@@ -36,6 +39,8 @@ class UndeliveredRun(RecordCollector):
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def show_delivery(self) -> None: ...
 
 
 def test_each_repeat_is_redone_once_at_most(
@@ -71,7 +76,9 @@ def test_each_repeat_is_redone_once_at_most(
 
     ran: list[int] = []
     monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(running, "DeliveredRun", UndeliveredRun)
+    monkeypatch.setattr(running, "LocalRun", UndeliveredRun)
+    delivered = nullcontext(SimpleNamespace(trouble=None))
+    monkeypatch.setattr(running, "Follower", lambda *_: delivered)
     repeats = run_until("failed")
     assert repeats == list(range(len(repeats)))
     assert len(repeats) >= 3
@@ -80,3 +87,37 @@ def test_each_repeat_is_redone_once_at_most(
     write_trial(folder, make_record(sweep.cells[0], repeat=1, status="failed"))
     assert run_until("missing") == []
     assert run_until("failed") == [1]
+
+
+CORES = os.cpu_count() or 1
+
+
+def first_lines(tmp_path: Path, profile: Profile) -> list[str]:
+    """Return the lines that a run of all trials of a sweep begins with."""
+    sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1])
+    console = TerminalConsole(width=200)
+    run = LocalRun(sweep, profile, Results(tmp_path / "results"), console)
+    with console.capture() as captured:
+        run.on_plan(sweep.trials(), [])
+    return captured.get().splitlines()
+
+
+def test_the_first_line_has_trials_cells_and_time(tmp_path: Path) -> None:
+    quiet = Profile(validity=ValidityRules(contention=None))
+    (line,) = first_lines(tmp_path, quiet)
+    assert line.startswith("demo: 4 trials of 2 cells; time: unknown")
+    cell = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1]).cells[0]
+    record = replace(make_record(cell), started=100.0, ended=130.0)
+    write_trial(Results(tmp_path / "results").sweep_folder("demo"), record)
+    (line,) = first_lines(tmp_path, quiet)
+    assert "1 min 0 s for 1 cell with records, unknown for 1" in line
+
+
+def test_a_busy_machine_has_a_line_unless_the_profile_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "load_of_others", lambda: CORES + 10.0)
+    assert busy_line(CORES + 10.0, CORES) in first_lines(tmp_path, Profile())
+    assert len(first_lines(tmp_path, Profile(validity=ValidityRules(contention=None)))) == 1
+    monkeypatch.setattr(running, "load_of_others", lambda: 0.5)
+    assert len(first_lines(tmp_path, Profile())) == 1

@@ -7,8 +7,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,6 @@ from rich.console import Console
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.interface import watching
-from harness.interface.delivery import JobDelivery
 from harness.records.record import Failure, Record
 from harness.records.store import lock
 from harness.render.status import panel
@@ -416,12 +417,9 @@ def test_all_sweeps_that_can_be_read_are_watched(
     assert ended.err.endswith("only bob, who submitted it, may read it\n")
 
 
-def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
+def test_of_all_sweeps_those_are_delivered_that_are_not_over(
     submission: Submission, tmp_path: Path, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last record appeared, and its job left the queue, between two readings. A sweep that was
-    over from the start is not delivered.
-    """
     states: list[list[State]] = [["running", "running"], ["done", "running"], ["done", "done"]]
     sweeps = [replace(submission.sweep, name=name) for name in ("over", "first", "second")]
     (row, *_) = states_by(submission, folder)
@@ -434,18 +432,18 @@ def test_watching_all_sweeps_delivers_what_came_with_the_end_of_one(
         readings.append(statuses)
     delivered: list[str] = []
 
-    def deliver(delivery: JobDelivery, status: SweepStatus) -> None:
-        """Note the sweep if a trial of it is done."""
-        if status.trials[0].is_final:
-            delivered.append(status.sweep.name)
+    def follow(_: object, folders: list[SweepFolder], uri: object) -> object:
+        """Note the sweeps in the place of `Follower`."""
+        delivered.extend(followed.path.name for followed in folders)
+        return nullcontext(SimpleNamespace(trouble="MLflow is down"))
 
     remaining = iter(readings)
     monkeypatch.setattr(watching, "WATCH_SECONDS", 0.0)
     monkeypatch.setattr(watching, "sweep_statuses", lambda *_: next(remaining))
-    monkeypatch.setattr(JobDelivery, "deliver", deliver)
+    monkeypatch.setattr(watching, "Follower", follow)
     statuses, error = watching.watch(sweeps, Results(tmp_path), None, lambda *_: None)
-    assert (statuses, error) == (readings[-1], None)
-    assert set(delivered) == {"first", "second"}
+    assert (statuses, error) == (readings[-1], "MLflow is down")
+    assert delivered == ["first", "second"]
 
 
 def test_a_narrow_terminal_cuts_names_before_states_and_numbers(

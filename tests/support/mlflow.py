@@ -11,10 +11,10 @@ from harness.tracking.connect import connect, quiet
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Run
 
 WRITES = (
-    "create_experiment", "create_run", "delete_run", "log_artifact", "log_artifacts", "log_batch", "log_inputs",
+    "create_experiment", "create_run", "delete_run", "log_artifact", "log_artifacts", "log_batch",
     "log_text", "restore_experiment", "set_experiment_tag", "set_tag", "set_terminated", "update_run",
 )  # fmt: skip
 RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
@@ -101,15 +101,7 @@ def _describe(client: MlflowClient, run: Run, names: dict[str, str]) -> dict[str
         "tags": tags,
         "metrics": history,
         "artifacts": artifacts(client, run.info.run_id),
-        "inputs": sorted(
-            _input(dataset_input)
-            for dataset_input in (run.inputs.dataset_inputs if run.inputs else [])
-        ),
     }
-
-
-def _input(dataset_input: DatasetInput) -> tuple[str, str, str]:
-    return dataset_input.dataset.name, dataset_input.dataset.digest, dataset_input.tags[0].value
 
 
 def artifacts(client: MlflowClient, run_id: str, path: str | None = None) -> list[str]:

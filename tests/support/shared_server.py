@@ -83,8 +83,6 @@ def end(folder: Path) -> list[psutil.Process]:
 def main() -> None:
     """Serve until the address is removed, or until the process that owns the server has ended."""
     folder, owner = Path(sys.argv[1]), int(sys.argv[2])
-    # Only what goes wrong would need MLflow here: the server loads it for itself.
-    ui.load_libraries = lambda: None  # type: ignore[attr-defined]
     with listen(LOOPBACK, 0) as listening:
         port = listening.getsockname()[1]
     with ui.server(Tracker(results_in(folder)), port=port) as base:

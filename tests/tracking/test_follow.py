@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
 
 import pytest
 
-from harness.core.errors import StorageError
 from harness.core.paths import Results, SweepFolder
 from harness.tracking import Follower, Tracker, TrackerDown, follow
 from tests.conftest import free_port
@@ -50,7 +48,7 @@ def test_a_hiccup_of_the_tracker_ends_no_delivery(
 
     monkeypatch.setattr("select.select", select_nothing)
     tracker = FailingTracker(failures=1)
-    follow.deliver_new(tracker, folder)  # type: ignore[arg-type]
+    follow.deliver_new(tracker, [folder])  # type: ignore[arg-type]
     both = sorted(folder.recorded_ids())[:2]
     new = sorted(set(folder.recorded_ids()) - set(both))
     assert tracker.asked == [both, both, new]
@@ -58,32 +56,35 @@ def test_a_hiccup_of_the_tracker_ends_no_delivery(
 
 @pytest.mark.usefixtures("delivery_processes")
 def test_a_process_delivers_everything_at_the_end(results: Results, folder: SweepFolder) -> None:
-    with closing(Follower(results, folder, None)) as follower:
-        follower.start()
-        follower.finish()
+    with Follower(results, [folder], None) as follower:
+        pass
+    assert follower.trouble is None
     delivered = everything(f"sqlite:///{results.database}", "demo")
     assert len(delivered) == 4
     assert Tracker(results).deliver(folder).delivered == 0
 
 
 @pytest.mark.usefixtures("delivery_processes")
-def test_what_the_last_delivery_fails_with_is_raised(results: Results, folder: SweepFolder) -> None:
-    uri = f"http://127.0.0.1:{free_port()}"
-    with closing(Follower(results, folder, uri)) as follower:
-        follower.start()
-        with pytest.raises(TrackerDown, match="did not take the results; `harness collect demo"):
-            follower.finish()
+def test_what_the_last_delivery_fails_with_is_one_line(
+    results: Results, folder: SweepFolder
+) -> None:
+    with Follower(results, [folder], f"http://127.0.0.1:{free_port()}") as follower:
+        pass
+    assert follower.trouble is not None
+    assert "`harness collect demo" in follower.trouble
+    assert "\n" not in follower.trouble
 
 
 @pytest.mark.usefixtures("delivery_processes")
-def test_a_process_that_was_killed_is_made_up_for(results: Results, folder: SweepFolder) -> None:
-    with closing(Follower(results, folder, None)) as follower:
-        follower.start()
-        assert follower.process is not None
+def test_a_process_that_was_killed_fails_no_run(results: Results, folder: SweepFolder) -> None:
+    with Follower(results, [folder], None) as follower:
         os.kill(follower.process.pid, signal.SIGKILL)
-        follower.finish()
-    assert len(everything(f"sqlite:///{results.database}", "demo")) == 4
+    assert "ended with -9; harness collect delivers the rest" in str(follower.trouble)
 
 
-def test_errors_are_told_apart_by_exit_codes() -> None:
-    assert {0: None, 1: TrackerDown, 4: StorageError} == follow.EXIT_CODES
+def test_a_follower_of_nothing_ends_at_once(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["follow", str(results.path)])
+    monkeypatch.setattr(follow, "die_with_parent", lambda: None)
+    follow.main()

@@ -217,7 +217,7 @@ def test_a_damaged_database_is_named_with_what_to_do(
     results.path.mkdir(exist_ok=True)
     results.database.write_bytes(bytes(range(256)) * 64)
     with (
-        pytest.raises(TrackerDown, match=r"cannot be opened: .*damaged: move it away"),
+        pytest.raises(TrackerDown, match=r"MLflow at sqlite:.*damaged: move it away"),
         server(Tracker(results), port=free_port()),
     ):
         pass

@@ -87,7 +87,7 @@ def deliver_sweep(trials: int) -> SweepDelivery:
             new = ids[batch.start : batch.stop]
             spent = measure(partial(tracker.deliver_trials, folder, new))
             while_it_runs.append(spent.for_each(len(batch)))
-            contents = [trial_contents(record, repeats=1) for record in records]
+            contents = [trial_contents(record, "a cell", 1) for record in records]
             spent = caller.submit(time_three_calls, Path(aside), contents).result()
             by_calls.append(spent.for_each(len(batch)))
         running_mib = peak_mib()
@@ -114,7 +114,7 @@ def time_three_calls(folder: Path, contents: Sequence[RunContents]) -> Spent:
     To be called in one other process, whose memory does not count.
     """
     from mlflow import MlflowClient
-    from mlflow.entities import Param, RunTag
+    from mlflow.entities import Metric, Param, RunTag
 
     client = MlflowClient(f"sqlite:///{folder / 'calls.db'}")
     found = client.get_experiment_by_name("calls")
@@ -125,7 +125,8 @@ def time_three_calls(folder: Path, contents: Sequence[RunContents]) -> Spent:
             run = client.create_run(experiment, run_contents.started)
             params = [Param(name, value) for name, value in run_contents.params.items()]
             tags = [RunTag(name, value) for name, value in run_contents.tags.items()]
-            client.log_batch(run.info.run_id, run_contents.metrics, params, tags)
+            metrics = [Metric(*point) for point in run_contents.metrics]
+            client.log_batch(run.info.run_id, metrics, params, tags)
             client.set_terminated(run.info.run_id, run_contents.status, run_contents.ended)
 
     return measure(send)
