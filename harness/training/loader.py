@@ -53,18 +53,19 @@ def make_loader(
             name = type(samples).__name__
             raise NotApplied(f"input=resident is unavailable: {name} has no method to(device)")
         samples, samples_device = move(device), device  # all at once
-    fetch = SeededFetch(
+    pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
+    stream = BatchStream(
         samples=samples,
         device=samples_device,
         seed=seed,
         order=order,
         micro_batches=axes.grad_accum_steps if axes.reduction == "tree" else None,
+        pin_memory=pin_memory,
     )
-    pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
     if not axes.num_workers:
-        return BatchStream(fetch, pin_memory=pin_memory)
+        return stream
     return _ForkSafeLoader(
-        BatchStream(fetch),
+        stream,
         batch_size=None,  # they are complete already
         collate_fn=tuple,  # as it is: torch would make a tensor of the indices
         num_workers=axes.num_workers,
@@ -89,9 +90,12 @@ def as_sequence(indices: Indices) -> Sequence[int]:
     return cast(Sequence[int], indices)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeededFetch:
-    """Fetches a rank's share of a batch with random numbers of its own.
+@dataclass(kw_only=True, eq=False)
+class BatchStream(IterableDataset[Fetched]):
+    """The batches of an order from where it is to the end of its epoch, fetched as they are asked for.
+
+    In a worker process these are every n-th of n workers: a DataLoader takes them in turns, and so has all
+    in their order.
 
     What a Dataset draws for a sample depends on the seed, the epoch and the sample. What is drawn for
     a whole batch, as in a collate function, depends on the seed, the step and the rank's share.
@@ -105,26 +109,48 @@ class SeededFetch:
     seed: int  # of the trial
     order: BatchOrder
     micro_batches: int | None  # of a share that are fetched one by one; None: the whole share
+    pin_memory: bool  # for copies to the GPU next to the host's own work
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Return whether samples are in memory and taken by their indices."""
-        return type(self.samples) is TensorSamples and self.micro_batches is None
+    def __iter__(self) -> Iterator[Fetched]:
+        order, worker = self.order, get_worker_info()
+        numbered = enumerate(order, start=order.next_step)
+        if worker is None:
+            for step, indices in numbered:
+                # No name here holds a batch, so that the next one gets its memory.
+                yield indices, NO_WORKER, self._fetch_here(step, indices)
+            return
+        for step, indices in islice(numbered, worker.id, None, worker.num_workers):
+            batch = self._fetch(step, indices)
+            # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
+            for tensor in batch:
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+            yield indices, worker.id, batch
+        order.seek((order.epoch + 1) * order.steps)  # of a worker that persists
 
-    def __call__(self, step: int, indices: Indices) -> Batch:
+    def _fetch_here(self, step: int, indices: Indices) -> Batch:
+        """Return the batch of a step, and leave the generators of training as they are."""
+        if type(self.samples) is TensorSamples and self.micro_batches is None:
+            # It draws nothing, and to keep the generators would take longer than to fetch.
+            batch = self.samples.batch(as_sequence(indices))
+        else:
+            with generators_kept(self.device):
+                batch = self._fetch(step, indices)
+        return tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
+
+    def _fetch(self, step: int, indices: Indices) -> Batch:
         """Return the batch of a step; the generators are left where it takes them.
 
         Of micro-batches it has all tensors, one micro-batch after the other.
         """
         rank, ranks = self.order.dp_rank, self.order.dp_size
         if self.micro_batches is None:
-            return self._fetch(step, indices, rank, step)
+            return self._fetch_share(step, indices, rank, step)
         tensors: list[torch.Tensor] = []
         for number, share in enumerate(np.split(indices, self.micro_batches)):
-            tensors += self._fetch(step, share, FETCH_STREAM, step, number * ranks + rank)
+            tensors += self._fetch_share(step, share, FETCH_STREAM, step, number * ranks + rank)
         return tuple(tensors)
 
-    def _fetch(self, step: int, indices: Indices, *stream: int) -> Batch:
+    def _fetch_share(self, step: int, indices: Indices, *stream: int) -> Batch:
         """Return some samples of a step, with what is drawn for all of them from a stream."""
         seed_generators(derive_seed(self.seed, *stream), self.device)
         epoch = step // self.order.steps
@@ -137,43 +163,6 @@ class SeededFetch:
     def _seed_sample(self, epoch: int, index: int) -> None:
         """Seed what is drawn for a sample of an epoch."""
         seed_generators(derive_seed(self.seed, FETCH_STREAM, epoch, index), self.device)
-
-
-class BatchStream(IterableDataset[Fetched]):
-    """The batches of an order from where it is to the end of its epoch, fetched as they are asked for.
-
-    In a worker process these are every n-th of n workers: a DataLoader takes them in turns, and so has all
-    in their order.
-    """
-
-    def __init__(self, fetch: SeededFetch, *, pin_memory: bool = False) -> None:
-        self.fetch = fetch
-        self.pin_memory = pin_memory  # for copies to the GPU next to the host's own work
-
-    def __iter__(self) -> Iterator[Fetched]:
-        order, worker = self.fetch.order, get_worker_info()
-        numbered = enumerate(order, start=order.next_step)
-        if worker is None:
-            for step, indices in numbered:
-                # No name here holds a batch, so that the next one gets its memory.
-                yield indices, NO_WORKER, self._fetch_here(step, indices)
-            return
-        for step, indices in islice(numbered, worker.id, None, worker.num_workers):
-            batch = self.fetch(step, indices)
-            # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
-            for tensor in batch:
-                tensor.share_memory_()  # type: ignore[no-untyped-call]
-            yield indices, worker.id, batch
-        order.seek((order.epoch + 1) * order.steps)  # of a worker that persists
-
-    def _fetch_here(self, step: int, indices: Indices) -> Batch:
-        """Return the batch of a step, and leave the generators of training as they are."""
-        if self.fetch.draws_nothing:  # to keep the generators would take longer than to fetch
-            batch = self.fetch.samples.batch(as_sequence(indices))
-        else:
-            with generators_kept(self.fetch.device):
-                batch = self.fetch(step, indices)
-        return tuple(tensor.pin_memory() for tensor in batch) if self.pin_memory else batch
 
 
 def _prepare_worker(worker: int) -> None:

@@ -139,7 +139,7 @@ class TreeStep(TrainStep):
     """A step of `reduction: tree`, whose bits do not depend on the number of ranks.
 
     Gradients are summed up as a binary tree over the micro-batches (`tree_reduction`). Nothing else
-    of a micro-batch may depend on the ranks either: it is fetched alone (`loader.SeededFetch`),
+    of a micro-batch may depend on the ranks either: it is fetched alone (`loader.BatchStream`),
     random numbers are seeded by the step and its own number, and buffers such as running means are
     those of the first micro-batch, as DDP keeps those of its first rank.
     """

@@ -319,7 +319,7 @@ class Trainer:
         self.progress.report("evaluate", state.step)
         started_at = time.time()
         metrics: dict[str, Mapping[str, float]] = {}
-        with state.timed("evaluate") as elapsed:
+        with state.timed("evaluate"):
             for name, samples in (
                 ("validation", parts.splits.validation),
                 ("test", parts.splits.test),
@@ -334,7 +334,7 @@ class Trainer:
             step=state.step,
             epoch=state.step / parts.order.steps,
             metrics=metrics["test"],
-            seconds=elapsed(),
+            seconds=max(0.0, time.time() - started_at),
             validation=metrics.get("validation"),
             started_at=started_at,
         )
