@@ -34,23 +34,12 @@ REMEDY = (
 
 def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
     """Return what each attribute that may be a state, and that no checkpoint has, is like now, by name."""
-    workload, model, optimizer = parts.workload, parts.model, parts.optimizer
     # What checkpoints restore, and a workload may refer to.
-    objects = chain(model.modules(), model.parameters(), model.buffers(), [optimizer])
+    model = parts.model
+    objects = chain(model.modules(), model.parameters(), model.buffers(), [parts.optimizer])
     restored = {id(part) for part in objects}
-    # Objects that may have a state of their own, by name, with the attributes that checkpoints have.
-    owners: list[tuple[str, object, tuple[str, ...]]] = [
-        (type(optimizer).__name__, optimizer, ("state", "param_groups", "defaults"))
-    ]
-    if type(workload).state_dict is Workload.state_dict:
-        owners.append((type(workload).__name__, workload, ("options", "data")))
-    for path, module in model.named_modules():
-        origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-        is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
-        if origins - LIBRARIES and not is_saved:
-            owners.append((path or type(module).__name__, module, ("training",)))
     described: dict[str, Any] = {}
-    for name, owner, saved in owners:
+    for name, owner, saved in _owners(parts):
         for attribute, value in vars(owner).items():
             if attribute not in saved and not attribute.startswith("_"):
                 leaves = islice(_leaves(value, restored), MOST_LEAVES)
@@ -64,6 +53,22 @@ def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
         # Those of loader workers can't be seen: they are never the same as before.
         described["generators of the data set"] = object() if parts.axes.num_workers else states
     return described
+
+
+def _owners(parts: TrialParts) -> list[tuple[str, object, tuple[str, ...]]]:
+    """Return the objects that may have a state of their own, by name, with attributes that are none."""
+    workload, optimizer = parts.workload, parts.optimizer
+    owners: list[tuple[str, object, tuple[str, ...]]] = [
+        (type(optimizer).__name__, optimizer, ("state", "param_groups", "defaults"))
+    ]
+    if type(workload).state_dict is Workload.state_dict:
+        owners.append((type(workload).__name__, workload, ("options", "data")))
+    for path, module in parts.model.named_modules():
+        origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+        is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
+        if origins - LIBRARIES and not is_saved:
+            owners.append((path or type(module).__name__, module, ("training",)))
+    return owners
 
 
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
