@@ -36,7 +36,6 @@ from harness.render.divergence import show_diff, show_recorded_diff
 from harness.reproduce.parity import plan_parity, sweep_parity
 from harness.reproduce.recorded import diff_recorded
 from harness.reproduce.reproduction import reproduce as reproduce_trials
-from harness.reproduce.rerun import Options
 from harness.reproduce.rerun import originals as find_originals
 from harness.reproduce.source import Choice
 from harness.reproduce.tracing import TracedTrial, diff_trials
@@ -313,17 +312,16 @@ def reproduce(
     # All that can be refused is refused before the first file is written.
     whose_code = choose("--code", code, get_args(Choice)) if code else None
     demanded = choose("--at-least", at_least, RUNGS[: RUNGS.index("rounding") + 1])
-    options = Options(code=whose_code, data=data)
     folder_of_results = Results(results)
     named = find(folder_of_results, run)
     originals = find_originals(named.records, named.folder, only)
-    name = originals[0].trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
+    name = originals[0].record.trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     terminal = reproduction_view.ReproductionView(folder, quiet=as_json)
     verdict = reproduce_trials(
-        run, originals, options, demanded, folder, terminal.listener, terminal.show_code
+        run, originals, whose_code, data, demanded, folder, terminal.listener, terminal.show_code
     )
     if as_json:
         reproduction_view.print_verdict_json(verdict, folder)

@@ -26,7 +26,6 @@ from harness.launch.retries import runs_again
 from harness.launch.stack import ReadyStack
 from harness.launch.watch import POLL, file_size, launcher_output, watch
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.code import Code
 from harness.records.files import write_record
 from harness.records.lane import Lane
 from harness.records.record import Failure, Record, RunSettings
@@ -101,7 +100,6 @@ class Runner:
     since: float = field(default_factory=time.time)
     poll_seconds: float = POLL
     resumes: int = 10  # how often an interrupted trial resumes at once
-    rank_code: Code | None = None  # of the harness that ranks import, where it is another than this
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
     stop: StopRequest  # why running trials are to save their state, and why no other one begins
 
@@ -306,7 +304,7 @@ class Runner:
             device=self.profile.device,
             attempt=attempt,
             lane=lane,
-            code=self.rank_code or self.provenance.code,
+            code=self.provenance.code,
             mlflow=self.provenance.mlflow,
             repository=self.provenance.repository,
             installed=installed,

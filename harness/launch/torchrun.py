@@ -47,19 +47,13 @@ class Torchrun:
 
     environment: Mapping[str, str]  # variables of the cluster profile
     fork: bool = False  # whether ranks are forked instead, which `forked` describes
-    # PYTHONPATH of ranks that import another tree's harness than this process; they can't be forked.
-    python_path: str | None = None
     stack: ReadyStack | None = None  # None: ranks run under this process's interpreter
 
     @classmethod
-    def of(cls, profile: Profile, python_path: str | None = None) -> Self:
+    def of(cls, profile: Profile) -> Self:
         """Return the launcher of a profile's trials, which forks their ranks where that is possible."""
         can_fork = profile.forkserver and forkserver.AVAILABLE and not profile.gpus
-        return cls(
-            environment=profile.environment,
-            fork=can_fork and python_path is None,
-            python_path=python_path,
-        )
+        return cls(environment=profile.environment, fork=can_fork)
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, where torchrun runs too.
@@ -93,9 +87,6 @@ class Torchrun:
         options += [f"--nproc-per-node={ranks}", "--no-python"]
         options.append(f"--log-dir={os.devnull}")
         rank_command = [*module_command(self.python, module), *rank_arguments]
-        if self.python_path is not None:
-            # Set for the ranks alone: the agent that starts them is of this process's harness.
-            rank_command = ["env", f"PYTHONPATH={self.python_path}", *rank_command]
         return [*agent, failures, *options, *rank_command]
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:

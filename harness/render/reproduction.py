@@ -146,13 +146,9 @@ class ReproductionView:
 
     def show_code(self, prepared: Sequence[Prepared]) -> None:
         """Print which code runs, before it does."""
-        code: dict[str, None] = {}  # each line once
-        for entry in prepared:
-            for name, source in entry.sources.items():
-                code[f"code of the {name}: {source.choice} ({source.reason})"] = None
-        for line in code:
-            self._console.print_text(line)
-        if any(": recorded (" in line for line in code):
+        for source in dict.fromkeys(entry.source for entry in prepared):
+            self._console.print_text(f"code of the workload: {source.choice} ({source.reason})")
+        if any(entry.source.choice == "recorded" for entry in prepared):
             self._console.print_text(
                 "the code that the record names runs with your rights: reproduce records of people"
                 " whose code you would run"

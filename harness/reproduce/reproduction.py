@@ -29,14 +29,8 @@ from harness.reproduce.conditions import (
     is_same_computation,
     most_likely_cause,
 )
-from harness.reproduce.rerun import (
-    MakeListener,
-    Options,
-    Original,
-    Prepared,
-    Preparer,
-    run_again,
-)
+from harness.reproduce.rerun import MakeListener, Original, Prepared, prepare, run_again
+from harness.reproduce.source import Choice
 from harness.spec.cell import Cell, placeholders_of
 
 VERDICT_FILE = "verdict.json"
@@ -61,7 +55,7 @@ class TrialVerdict:
 
     trial: str  # the id on record
     again: str  # the id of the rerun: another one where settings or code have changed
-    code: Mapping[str, str]  # which code ran and why, by repository: `harness`, `workload`
+    code: str  # which code ran and why
     outcome: Outcome = "failed"
     rung: Rung | None = None  # None where it is undecided, and where the trial failed
     agreement: Agreement | None = None  # None where the trial failed
@@ -95,7 +89,8 @@ class ReproductionVerdict:
 def reproduce(
     subject: str,
     originals: Sequence[Original],
-    options: Options,
+    code: Choice | None,
+    data: Sequence[str],
     demanded: Rung,
     folder: Path,
     make_listener: MakeListener,
@@ -107,8 +102,7 @@ def reproduce(
     code, data or ranks that are unavailable here.
     """
     with ExitStack() as stack:
-        preparer = Preparer(options, stack)
-        prepared = [preparer.prepare(original) for original in originals]
+        prepared = prepare(originals, code, data, stack)
         on_prepared(prepared)
         again = run_again(prepared, Results(folder / RESULTS_FOLDER), make_listener)
         undecided = _find_undecided(prepared, again, demanded)
@@ -117,7 +111,7 @@ def reproduce(
         control = run_again(completed, Results(folder / CONTROL_FOLDER), make_listener)
     trials = []
     for entry in prepared:
-        trial_id = entry.original.trial.id
+        trial_id = entry.original.record.trial.id
         exact_runs = [records[trial_id] for records in (exact, control) if trial_id in records]
         trials.append(_judge_trial(entry, again.get(trial_id), exact_runs, demanded))
     verdict = ReproductionVerdict(
@@ -145,7 +139,7 @@ def _find_undecided(
     for entry in prepared:
         if not _is_complete(entry, again):
             continue
-        record = again[entry.original.trial.id]
+        record = again[entry.original.record.trial.id]
         recorded = entry.original.record
         agreement = compare_evidence(evidence_of_record(recorded), evidence_of_record(record))
         if agreement.rung is not None or not agreement.has_series:
@@ -169,7 +163,7 @@ def _ignores_precision(cell: Cell) -> bool:
 
 def _is_complete(entry: Prepared, records: Mapping[str, Record]) -> bool:
     """Return whether a trial has a new record with a result."""
-    record = records.get(entry.original.trial.id)
+    record = records.get(entry.original.record.trial.id)
     return record is not None and record.status in COMPLETE
 
 
@@ -187,9 +181,7 @@ def _judge_trial(
     double precision: two, one if it failed, or none.
     """
     recorded = prepared.original.record
-    code = {}
-    for name, source in prepared.sources.items():
-        code[name] = f"{source.choice}: {source.reason}"
+    code = f"{prepared.source.choice}: {prepared.source.reason}"
     verdict = TrialVerdict(trial=recorded.trial.id, again=prepared.trial.id, code=code)
     if again is None:
         return replace(verdict, failure="it was not run")

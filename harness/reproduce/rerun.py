@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,27 +15,22 @@ from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, StopRequest, TrialListener
 from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
-from harness.records.code import Code, describe_code
-from harness.records.environment import Environment
 from harness.records.record import Record
 from harness.records.store import lock, write_spec
 from harness.reproduce.rebuild import rebuild_cell, rebuild_profile, rebuild_sweep
 from harness.reproduce.source import (
-    CheckedOut,
     Choice,
-    SourceChoice,
-    choose_harness,
-    choose_workload,
+    Source,
+    choose_source,
     locate_base,
     read_diff,
-    recorded_workload,
-    sources_checked_out,
+    source_checked_out,
 )
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Profile, check_fits
 from harness.spec.selected import select_trials
 from harness.spec.sweep import Sweep
-from workloads.catalog import BUILT_IN, imported_distributions
+from workloads.catalog import imported_distributions
 
 # Makes the listener that shows the progress of a sweep, as a context.
 MakeListener = Callable[[Sweep], AbstractContextManager[TrialListener]]
@@ -50,33 +45,10 @@ class Original:
     sweep_folder: SweepFolder | None  # with files that records only name: changes of code
 
     @property
-    def trial(self) -> Trial:
-        """Return the trial that was recorded."""
-        return self.record.trial
-
-    @property
-    def environment(self) -> Environment | None:
-        """Return its environment, None where that was not recorded."""
-        return self.record.environment
-
-    @property
-    def code(self) -> Code | None:
-        """Return the harness's code that it ran with, None where that was not recorded."""
-        return None if self.environment is None else self.environment.code
-
-    @property
     def base_folder(self) -> Path | None:
         """Return the folder that its workload's paths were relative to."""
         settings = self.record.settings
         return None if settings is None else Path(settings.base_folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to run trials again."""
-
-    code: Choice | None = None  # None: here if it is the same, else the recorded commit
-    data: Sequence[str] = ()  # the texts after `--data`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +57,8 @@ class Prepared:
 
     original: Original
     trial: Trial  # as planned here
-    sources: Mapping[str, SourceChoice]  # by `harness` and `workload`
-    checked_out: CheckedOut
+    source: Source
+    base_folder: Path  # of its code, that the paths of the workload are relative to
     profile: Profile
     stack: ReadyStack | None  # that the trial runs under
 
@@ -118,7 +90,7 @@ def read_packages(original: Original) -> str | None:
 
     The sweep's folder has the list. A list whose digest differs from the record is ignored.
     """
-    environment = original.environment
+    environment = original.record.environment
     if environment is None or environment.installed is None or original.sweep_folder is None:
         return None
     try:
@@ -138,7 +110,7 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
     if cell.stack is None:
         return None
     ready = ready_stack(cell, base, cell.label)
-    environment = original.environment
+    environment = original.record.environment
     if environment is None or environment.installed in (None, ready.installed):
         return ready
     recorded = (read_packages(original) or "").split()
@@ -148,91 +120,63 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
     found = ", ".join(new[:MOST_PINS]) or "other packages"
     allowed = ", ".join(gone[:MOST_PINS]) or "those that were recorded"
     raise BadInput(
-        f"{original.trial.id}: stack {ready.name} at {cell.stack}: found {found}; allowed: {allowed}"
+        f"{original.record.trial.id}: stack {ready.name} at {cell.stack}: found {found}; allowed: {allowed}"
     )
 
 
-class Preparer:
-    """Checks out code, each once for all trials that share it."""
+def prepare(
+    originals: Sequence[Original], code: Choice | None, data: Sequence[str], stack: ExitStack
+) -> list[Prepared]:
+    """Return trials ready to run; raises BadInput for unavailable code, data or ranks.
 
-    def __init__(self, options: Options, stack: ExitStack) -> None:
-        """Prepare with `options`; what is checked out stays until `stack` is closed."""
-        self._options = options
-        self._stack = stack
-        self._checkouts: dict[tuple[object, ...], CheckedOut] = {}
-
-    def prepare(self, original: Original) -> Prepared:
-        """Return a trial ready to run; raises BadInput for unavailable code, data or ranks."""
-        base = self._base(original)
-        planned: Trial | None = None
+    `code` demands whose code runs, None takes that here if it is the same, else the recorded commit.
+    `data` are the texts after `--data`. What is checked out, once for all trials that share it, stays
+    until `stack` is closed.
+    """
+    prepared: list[Prepared] = []
+    checkouts: dict[tuple[Path, Source], Path] = {}
+    for original in originals:
+        record = original.record
+        recorded = record.trial.cell
+        base = locate_base(recorded.workload, original.base_folder, Path.cwd()).absolute()
+        present: Cell | None = None
         problem: BadInput | None = None
         try:
-            planned = self._rebuild(original, base)
+            present = rebuild_cell(recorded, base, data)
         except BadInput as error:
             # The workload here may have lost an option that the recorded one has. That is no error
             # where the recorded code is available.
             problem = error
-        sources = self._choose(original, planned, base)
-        if problem is not None and sources["workload"].choice == "here":
-            raise problem
-        checked_out = self._check_out(sources, base)
-        trial = planned
-        if trial is None or checked_out.base_folder != base:
-            trial = self._rebuild(original, checked_out.base_folder)
-        if sources["harness"].choice == "recorded" and trial.cell.workload.uses in BUILT_IN:
-            # Built-in workloads are part of the harness, so the planned trial has this harness's code.
-            # The ranks import the recorded one's, and check it.
-            recorded = replace(trial.cell.workload, code=original.trial.cell.workload.code)
-            trial = replace(trial, cell=replace(trial.cell, workload=recorded))
-        profile = rebuild_profile(original.record.settings, trial.cell.axes.world_size)
-        check_fits(profile, [trial.cell])
-        return Prepared(
-            original=original,
-            trial=trial,
-            sources=sources,
-            checked_out=checked_out,
-            profile=profile,
-            stack=recorded_stack(original, trial.cell, base),
+        repository = record.environment.repository if record.environment is not None else None
+        source = choose_source(
+            repository,
+            read_diff(repository, original.sweep_folder),
+            recorded.workload,
+            None if present is None else present.workload,
+            base,
+            code,
         )
-
-    def _base(self, original: Original) -> Path:
-        """Return the folder here that the paths of the trial's workload are relative to."""
-        workload = original.trial.cell.workload
-        return locate_base(workload, original.base_folder, Path.cwd()).absolute()
-
-    def _rebuild(self, original: Original, base: Path) -> Trial:
-        """Return the trial as planned from the files at `base`."""
-        cell = rebuild_cell(original.trial.cell, base, self._options.data)
-        return replace(original.trial, cell=cell)
-
-    def _choose(
-        self, original: Original, planned: Trial | None, base: Path
-    ) -> dict[str, SourceChoice]:
-        """Choose the code that the trial runs with."""
-        environment = original.environment
-        repository = environment.repository if environment is not None else None
-        source = recorded_workload(repository, read_diff(repository, original.sweep_folder))
-        recorded = original.trial.cell.workload
-        present = None if planned is None else planned.cell.workload
-        return {
-            "workload": choose_workload(source, recorded, present, base, self._options.code),
-            "harness": choose_harness(original.code, self._options.code),
-        }
-
-    def _check_out(self, sources: Mapping[str, SourceChoice], base: Path) -> CheckedOut:
-        """Return the folders of the chosen code."""
-        key = (base, *((name, chosen.choice, chosen.source) for name, chosen in sources.items()))
-        if key not in self._checkouts:
-            checked_out = self._stack.enter_context(sources_checked_out(sources, base))
-            self._checkouts[key] = checked_out
-        return self._checkouts[key]
-
-
-def code_of_ranks(original: Original, sources: Mapping[str, SourceChoice]) -> Code:
-    """Return which harness the ranks of a trial import: the recorded one, or this one."""
-    if sources["harness"].choice == "here" or original.code is None:
-        return describe_code()
-    return original.code
+        if problem is not None and source.choice == "here":
+            raise problem
+        if (base, source) not in checkouts:
+            checkouts[base, source] = stack.enter_context(source_checked_out(source, base))
+        base_folder = checkouts[base, source]
+        cell = present
+        if cell is None or base_folder != base:
+            cell = rebuild_cell(recorded, base_folder, data)
+        profile = rebuild_profile(record.settings, cell.axes.world_size)
+        check_fits(profile, [cell])
+        prepared.append(
+            Prepared(
+                original=original,
+                trial=replace(record.trial, cell=cell),
+                source=source,
+                base_folder=base_folder,
+                profile=profile,
+                stack=recorded_stack(original, cell, base),
+            )
+        )
+    return prepared
 
 
 def run_again(
@@ -246,7 +190,7 @@ def run_again(
     groups: dict[tuple[object, ...], list[Prepared]] = {}
     for entry in prepared:
         record = entry.original.record
-        key = (record.sweep, entry.checked_out, repr(entry.profile), repr(record.settings))
+        key = (record.sweep, entry.base_folder, repr(entry.profile), repr(record.settings))
         groups.setdefault(key, []).append(entry)
     for number, group in enumerate(groups.values(), start=1):
         name = group[0].original.record.sweep
@@ -255,7 +199,7 @@ def run_again(
         again = _run_group(group, name, results, make_listener)
         for entry in group:
             if entry.trial.id in again:
-                records[entry.original.trial.id] = again[entry.trial.id]
+                records[entry.original.record.trial.id] = again[entry.trial.id]
     return records
 
 
@@ -266,8 +210,7 @@ def _run_group(
     trials = [entry.trial for entry in group]
     leader = group[0]
     settings, profile = leader.original.record.settings, leader.profile
-    sweep = rebuild_sweep(trials, settings, name, leader.checked_out.base_folder)
-    launcher = Torchrun.of(profile, leader.checked_out.python_path)
+    sweep = rebuild_sweep(trials, settings, name, leader.base_folder)
     for uses in {trial.cell.workload.uses for trial in trials}:
         # From here, in case other folders were added later.
         imported_distributions(uses, sweep.base_folder)
@@ -283,10 +226,9 @@ def _run_group(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=launcher,
+            launcher=Torchrun.of(profile),
             listener=listener,
             peaks={},
-            rank_code=code_of_ranks(leader.original, leader.sources),
             stop=StopRequest(stop_reason),
             stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},
         )

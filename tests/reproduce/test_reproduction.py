@@ -17,15 +17,8 @@ from harness.records.files import write_record
 from harness.records.record import Record
 from harness.reproduce import reproduction, rerun
 from harness.reproduce.reproduction import ReproductionVerdict, reproduce
-from harness.reproduce.rerun import (
-    MakeListener,
-    Options,
-    Original,
-    Prepared,
-    Preparer,
-    run_again,
-)
-from harness.reproduce.source import CheckedOut
+from harness.reproduce.rerun import MakeListener, Original, Prepared, run_again
+from harness.reproduce.source import Source
 from harness.spec.cell import Cell, StopRule
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
@@ -58,8 +51,8 @@ def prepare(record: Record, folder: Path) -> Prepared:
     return Prepared(
         original=Original(record=record, sweep_folder=None),
         trial=record.trial,
-        sources={},
-        checked_out=CheckedOut(base_folder=folder, python_path=None),
+        source=Source(choice="here", reason="it is built in"),
+        base_folder=folder,
         profile=Profile(),
         stack=None,
     )
@@ -68,7 +61,7 @@ def prepare(record: Record, folder: Path) -> Prepared:
 def reproduced(prepared: Sequence[Prepared], folder: Path) -> ReproductionVerdict:
     """Return the verdict on trials that a test has prepared and runs itself."""
     originals = [entry.original for entry in prepared]
-    return reproduce("demo", originals, Options(), "rounding", folder, no_listener, lambda _: None)
+    return reproduce("demo", originals, None, (), "rounding", folder, no_listener, lambda _: None)
 
 
 def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(
@@ -88,11 +81,11 @@ def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(
             runs.append(again)
             folder = results.sweep_folder(again.sweep).trial_folder(again.trial.id)
             write_record(folder.record_path, again)
-            records[entry.original.trial.id] = again
+            records[entry.original.record.trial.id] = again
         return records
 
     monkeypatch.setattr(reproduction, "run_again", run_again)
-    monkeypatch.setattr(Preparer, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(reproduction, "prepare", lambda *_: [prepared])
     verdict = reproduced([prepared], tmp_path)
     assert len(runs) == 3
     assert verdict.trials[0].agreement is not None
@@ -117,10 +110,10 @@ def test_the_run_in_double_precision_of_a_trial_that_stopped_early_has_no_rule_f
     ) -> dict[str, Record]:
         ran.extend(entry.trial.cell for entry in entries)
         again = on_another_torch(with_losses(record, 1 + 0.1 * len(ran)))
-        return {entry.original.trial.id: again for entry in entries}
+        return {entry.original.record.trial.id: again for entry in entries}
 
     monkeypatch.setattr(reproduction, "run_again", run_again)
-    monkeypatch.setattr(Preparer, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(reproduction, "prepare", lambda *_: [prepared])
     reproduced([prepared], tmp_path)
     rules = [(cell.axes.precision, cell.stop) for cell in ran]
     assert rules == [("fp32", StopRule(patience=1)), ("fp64", None), ("fp64", None)]

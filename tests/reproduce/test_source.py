@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +11,15 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.git import run_git
 from harness.core.paths import SweepFolder
-from harness.records.code import Code, describe_repository, encode_diff, training_digest
 from harness.records.code import Repository as RecordedRepository
+from harness.records.code import describe_repository, encode_diff
 from harness.reproduce.source import (
-    CheckedOut,
     Choice,
-    SourceChoice,
-    choose_harness,
-    choose_workload,
+    Source,
+    choose_source,
     locate_base,
     read_diff,
-    recorded_workload,
-    sources_checked_out,
+    source_checked_out,
 )
 from harness.spec.cell import WorkloadCode, WorkloadRef
 from tests.factories import make_cell
@@ -52,20 +48,15 @@ def choose(
     *,
     diff: bytes | None = None,
     code: Choice | None = None,
-) -> SourceChoice:
-    recorded_source = recorded_workload(source, diff)
-    return choose_workload(recorded_source, OWN, here, repository.path, code)
-
-
-def checkout(choice: SourceChoice, base: Path) -> AbstractContextManager[CheckedOut]:
-    return sources_checked_out({"workload": choice}, base)
+) -> Source:
+    return choose_source(source, diff, OWN, here, repository.path, code)
 
 
 def test_the_same_code_is_not_checked_out(repository: Repository) -> None:
     choice = choose(repository, recorded(repository), OWN)
     assert (choice.choice, choice.reason) == ("here", "the same as recorded")
-    with checkout(choice, repository.path) as found:
-        assert found == CheckedOut(base_folder=repository.path, python_path=None)
+    with source_checked_out(choice, repository.path) as found:
+        assert found == repository.path
 
 
 def test_other_code_is_checked_out_beside_the_working_tree(repository: Repository) -> None:
@@ -74,10 +65,10 @@ def test_other_code_is_checked_out_beside_the_working_tree(repository: Repositor
     repository.write(0.5)
     choice = choose(repository, source, EDITED)
     assert choice.choice == "recorded"
-    with checkout(choice, repository.path) as found:
-        assert found.base_folder != repository.path
-        assert (found.base_folder / "own.py").read_text(encoding="utf-8") == before
-    assert not found.base_folder.exists()
+    with source_checked_out(choice, repository.path) as found:
+        assert found != repository.path
+        assert (found / "own.py").read_text(encoding="utf-8") == before
+    assert not found.exists()
     assert repository.git("worktree", "list").count("\n") == 0
     assert choose(repository, source, EDITED, code="here").choice == "here"
 
@@ -101,8 +92,8 @@ def test_recorded_changes_run_only_where_that_is_demanded(
     assert choose(repository, source, EDITED, diff=diff, code="here").choice == "here"
     choice = choose(repository, source, EDITED, diff=diff, code="recorded")
     assert "with its uncommitted changes" in choice.reason
-    with checkout(choice, repository.path) as found:
-        assert (found.base_folder / "own.py").read_text(encoding="utf-8") == dirty
+    with source_checked_out(choice, repository.path) as found:
+        assert (found / "own.py").read_text(encoding="utf-8") == dirty
     path.write_text(text + "more\n", encoding="utf-8")
     assert read_diff(source, folder) is None  # it was changed since
     assert read_diff(source, None) is None
@@ -125,8 +116,8 @@ def test_changes_keep_line_ends_and_bytes_that_are_not_utf8(
     assert source is not None
     assert source.diff == hashlib.sha256(encode_diff(text)).hexdigest()
     choice = choose(repository, source, EDITED, diff=encode_diff(text), code="recorded")
-    with checkout(choice, repository.path) as found:
-        assert (found.base_folder / "more.py").read_bytes() == changed
+    with source_checked_out(choice, repository.path) as found:
+        assert (found / "more.py").read_bytes() == changed
 
 
 def test_recorded_changes_that_do_not_apply_are_bad_input(repository: Repository) -> None:
@@ -140,7 +131,7 @@ def test_recorded_changes_that_do_not_apply_are_bad_input(repository: Repository
     choice = choose(repository, source, EDITED, diff=encode_diff(text), code="recorded")
     with (
         pytest.raises(BadInput, match=r"changes don't apply: .*; allowed: --code here"),
-        checkout(choice, repository.path),
+        source_checked_out(choice, repository.path),
     ):
         pass
 
@@ -169,15 +160,6 @@ def test_changes_that_were_cut_are_no_code(repository: Repository) -> None:
     cut = b"diff --git a/own.py b/own.py\n[cut: 9 more characters]\n"
     source = recorded(repository, dirty=True, diff=hashlib.sha256(cut).hexdigest())
     assert choose(repository, source, EDITED, diff=cut).choice == "here"
-
-
-def test_the_harness_is_the_recorded_one_where_it_trains_the_same() -> None:
-    same = Code(version="0", commit="0" * 40, training=training_digest())
-    assert choose_harness(same, None).reason == "the same as recorded"
-    other = replace(same, training="f" * 64)
-    assert choose_harness(other, None).choice == "here"
-    assert "has no commit" in choose_harness(other, None).reason
-    assert choose_harness(None, None).choice == "here"
 
 
 def test_the_current_folder_comes_before_the_recorded_one(

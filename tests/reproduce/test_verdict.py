@@ -75,7 +75,7 @@ def test_the_likeliest_cause_depends_on_what_differs_first() -> None:
 def line(outcome: Outcome, rung: Rung | None, **changes: Any) -> str:
     content = {"agreement": agreement(rung), **changes}
     trial = TrialVerdict(
-        trial="mlp-1-s0-r0", again="mlp-1-s0-r0", code={}, outcome=outcome, rung=rung, **content
+        trial="mlp-1-s0-r0", again="mlp-1-s0-r0", code="", outcome=outcome, rung=rung, **content
     )
     return trial_line(trial)
 
