@@ -24,7 +24,7 @@ from harness.core.paths import Results, write_atomically
 from harness.core.progress import report_progress
 from harness.core.text import counted
 from harness.core.worktree import Tree
-from harness.gate.paired import Budget, SpeedVerdict, measure
+from harness.gate.paired import Budget, measure
 from harness.hardware.machine import Device, machine_key
 from harness.launch.hold import hold_machine
 from harness.records.bounds import Amount, Moment, Number, Share
@@ -39,6 +39,7 @@ from harness.records.environment import (
 from harness.records.seal import sealed_text
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
+from harness.statistics.sequential import SpeedVerdict
 
 SCHEMA = 6
 CERTIFICATE_FORMAT = FileFormat(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from harness.spec.cell import Cell, ThroughputUnit
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.sequential import (
-    Decision,
+    SpeedVerdict,
     confidence_sequence,
     decide,
     log_ratio,
@@ -52,16 +51,6 @@ WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to losses that whol
 SHORTEST_TURN = 0.1  # of what its steps usually take
 LARGEST_LOG_RATIO = 100.0  # of a bound; a larger one says nothing
 
-# `not slower`: a slowdown that matters is excluded, a speed-up is neither excluded nor certain.
-SpeedVerdict = Literal["faster", "slower", "same", "not slower", "inconclusive"]
-# The verdict on arm B for each decision of a confidence sequence on log ratios.
-VERDICTS: dict[str, SpeedVerdict] = {
-    "up": "faster",
-    "down": "slower",
-    "same": "same",
-    "not down": "not slower",
-    "undecided": "inconclusive",
-}
 # Starts the arms with the given keys, in their order, for as long as the context lasts.
 StartPair = Callable[[Sequence[str]], AbstractContextManager[Mapping[str, TrainingArm]]]
 
@@ -183,7 +172,6 @@ def run_paired(
     So values are independent, and for equal arms symmetric about 0.
     """
     samples: list[PairSample] = []
-    verdict: SpeedVerdict = "inconclusive"
     is_done = False
     uncounted = uncounted_steps(cell)
     spent = 0.0
@@ -195,13 +183,13 @@ def run_paired(
             sample = sample_pair(arms, uncounted, counted_steps, budget.seconds_per_pair)
         samples.append(sample)
         spent += sample.seconds
-        verdict = judge_pairs(samples, budget)
+        verdict, _ = judge_pairs(samples, budget)
         is_done = verdict != "inconclusive"
         if verdict == "slower":
             is_done = is_precise(samples, budget)
         ratio = fmean(sample.log_ratio for sample in samples)
         report_progress(f"{counted(len(samples), 'pair')}, {math.expm1(ratio):+.1%}")
-    return summarize_pairs(samples, verdict, budget, time.monotonic() - start)
+    return summarize_pairs(samples, budget, time.monotonic() - start)
 
 
 def uncounted_steps(cell: Cell) -> int:
@@ -224,31 +212,23 @@ def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
     return budget.certain_share == 0
 
 
-def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> SpeedVerdict:
-    """Return the verdict of both measurements together.
+def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> tuple[SpeedVerdict, bool]:
+    """Return the verdict of both measurements together, and whether it rests on the whole turns.
 
     It is slower if either of them shows it, so they share the allowed error. Any other verdict is that
-    of the undisturbed steps, if the whole turns rule out a slowdown of `WHOLE_MARGIN`: a pass needs
-    both, so the whole turns may be wrong about it as often as both together about a loss.
+    of the undisturbed steps, if the whole turns are certain not to be slower by `WHOLE_MARGIN`: a pass
+    needs both, so the whole turns may be wrong about it as often as both together about a loss.
     """
     fast, whole = _log_ratios(samples)
-    decision = _decide(fast, budget)
-    whole_decision = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
-    if "down" in (decision, whole_decision):
-        return "slower"
-    return VERDICTS[decision] if _do_whole_turns_pass(whole, budget) else "inconclusive"
-
-
-def _do_whole_turns_pass(whole: NDArray[np.float64], budget: Budget) -> bool:
-    """Return whether whole turns, of these log ratios, are certain not to be slower by their margin."""
+    by_steps = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha, one_sided=True)
+    by_turns = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
     lows, _ = confidence_sequence(whole, budget.alpha)
-    return bool(lows[-1] >= math.log1p(-max(WHOLE_MARGIN, budget.min_effect)))
-
-
-def _decide(fast: NDArray[np.float64], budget: Budget) -> Decision:
-    """Return the decision of the undisturbed steps, whose log ratios are `fast`."""
-    alpha = (1 - WHOLE_ALPHA) * budget.alpha
-    return decide(fast, budget.min_effect, alpha, one_sided=True)
+    verdict = by_steps
+    if "slower" in (by_steps, by_turns):
+        verdict = "slower"
+    elif lows[-1] < math.log1p(-max(WHOLE_MARGIN, budget.min_effect)):
+        verdict = "inconclusive"
+    return verdict, verdict != by_steps
 
 
 def _log_ratios(samples: Sequence[PairSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -338,50 +318,36 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
 
 
 def summarize_pairs(
-    samples: Sequence[PairSample], verdict: SpeedVerdict, budget: Budget, wall_seconds: float
+    samples: Sequence[PairSample], budget: Budget, wall_seconds: float
 ) -> PairedResult:
     """Return the result of all pairs together.
 
     The ratio is the geometric mean over pairs. Its interval is the last one of the confidence
     sequence, which holds although the samples were judged after every pair.
     """
-    fast, whole = _log_ratios(samples)
-    by_whole_turns = VERDICTS[_decide(fast, budget)] != verdict
-    log_ratios, share = fast, 1 - WHOLE_ALPHA
+    verdict, by_whole_turns = judge_pairs(samples, budget)
+    log_ratios, whole = _log_ratios(samples)
+    share = 1 - WHOLE_ALPHA
     seconds = [(sample.a_fast_seconds, sample.b_fast_seconds) for sample in samples]
     if by_whole_turns:
         log_ratios, share = whole, WHOLE_ALPHA
         seconds = [sample.whole_seconds for sample in samples]
-    low, high = _ratio_bounds(log_ratios, share * budget.alpha)
+    bounds: list[float | None] = []
+    for sequence in confidence_sequence(log_ratios, share * budget.alpha):
+        bound = float(sequence[-1])
+        bounds.append(math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None)
     a_seconds, b_seconds = zip(*seconds, strict=True)
     return PairedResult(
         verdict=verdict,
         by_whole_turns=by_whole_turns,
         ratio=math.exp(float(log_ratios.mean())),
-        low=low,
-        high=high,
+        low=bounds[0],
+        high=bounds[1],
         unit=samples[0].unit,
-        a_rate=_mean_rate(a_seconds),
-        b_rate=_mean_rate(b_seconds),
+        a_rate=1 / geometric_mean(a_seconds),
+        b_rate=1 / geometric_mean(b_seconds),
         pairs=len(samples),
         seconds=sum(sample.seconds for sample in samples),
         wall_seconds=wall_seconds,
         same_bits=all(sample.same_bits for sample in samples),
     )
-
-
-def _mean_rate(seconds: Sequence[float]) -> float:
-    """Return a throughput, the geometric mean over pairs, from seconds a sample."""
-    return 1 / geometric_mean(seconds)
-
-
-def _ratio_bounds(
-    log_ratios: NDArray[np.float64], alpha: float
-) -> tuple[float | None, float | None]:
-    """Return the last interval of a ratio; a bound that is practically infinite is None."""
-    bounds: list[float | None] = []
-    for sequence in confidence_sequence(log_ratios, alpha):
-        bound = float(sequence[-1])
-        bounds.append(math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None)
-    low, high = bounds
-    return low, high

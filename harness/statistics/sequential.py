@@ -22,7 +22,9 @@ FEWEST_VALUES = 3  # below that nothing is decided
 NORMAL_SHARE = 0.65
 SKEWNESS_FACTOR = 2.0  # the skewness of a few values is smaller than that of their distribution
 HIGHEST_CORRELATION = 0.9  # of neighbors; estimates are clipped to it
-Decision = Literal["up", "down", "same", "not down", "undecided"]
+# On B against A; `not slower`: a slowdown that matters is excluded, a speed-up is neither excluded nor
+# certain.
+SpeedVerdict = Literal["faster", "slower", "same", "not slower", "inconclusive"]
 
 
 def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
@@ -178,17 +180,17 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
 
 def decide(
     values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
-) -> Decision:
+) -> SpeedVerdict:
     """Return the decision of `signs` for a single row of log ratios, by the last interval.
 
     It may differ from that of the first interval that decided; the last one is reported. Of a
-    one-sided question, `not down` says that the interval leaves out a ratio that is down by
+    one-sided question, `not slower` says that the interval leaves out a ratio that is down by
     `min_effect`, but not one that is up by as much.
     """
-    decisions: dict[float, Decision] = {1.0: "up", -1.0: "down", 0.0: "same"}
+    verdicts: dict[float, SpeedVerdict] = {1.0: "faster", -1.0: "slower", 0.0: "same"}
     sign = float(signs(values, min_effect, alpha, one_sided=one_sided)[-1])
     if sign == 0 and one_sided:
         _, high = confidence_sequence(values, alpha)
         if high[-1] >= math.log1p(min_effect):
-            return "not down"
-    return decisions.get(sign, "undecided")
+            return "not slower"
+    return verdicts.get(sign, "inconclusive")

@@ -27,11 +27,12 @@ from harness.gate.bisect import (
     find_suspects,
 )
 from harness.gate.commits import describe_commit
-from harness.gate.paired import Budget, PairedResult, SpeedVerdict
+from harness.gate.paired import Budget, PairedResult
 from harness.render import bisect as view
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from harness.spec.validity import ValidityRules
+from harness.statistics.sequential import SpeedVerdict
 from tests.support.commands import harness
 from tests.support.repository import Repository
 

@@ -17,9 +17,10 @@ from harness.core.errors import BadInput
 from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
-from harness.gate.paired import PairedResult, SpeedVerdict
+from harness.gate.paired import PairedResult
 from harness.render import gate as view
 from harness.render.console import print_json
+from harness.statistics.sequential import SpeedVerdict
 from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.repository import Repository

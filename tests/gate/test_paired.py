@@ -21,7 +21,6 @@ from harness.gate.paired import (
     Budget,
     PairedResult,
     PairSample,
-    judge_pairs,
     run_paired,
     summarize_pairs,
 )
@@ -262,7 +261,7 @@ def test_one_side_passes_once_a_slowdown_is_excluded(
 ) -> None:
     budget = Budget(min_effect=0.01, seconds=30.0, alpha=0.05)
     pairs = samples(12, mean, deviation)
-    result = summarize_pairs(pairs, judge_pairs(pairs, budget), budget, 60.0)
+    result = summarize_pairs(pairs, budget, 60.0)
     assert result.verdict == verdict
     assert not result.by_whole_turns
 
@@ -295,7 +294,7 @@ def test_a_verdict_never_contradicts_its_interval() -> None:
             (pair,) = samples(1, fast + rng.normal(0, noise), 0.0)
             step = STEP * math.exp(-whole - rng.normal(0, 2 * noise))
             pairs.append(replace(pair, turn_seconds=np.asarray([STEP, step] * 4)))
-            result = summarize_pairs(pairs, judge_pairs(pairs, budget), budget, 60.0)
+            result = summarize_pairs(pairs, budget, 60.0)
             assert not contradicts(result, budget.min_effect), result
             seen[result.verdict, result.by_whole_turns] += 1
     assert set(seen) == {

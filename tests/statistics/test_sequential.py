@@ -134,7 +134,7 @@ def test_few_values_rule_out_nothing() -> None:
     assert np.isinf(low[:3]).all()
     assert np.isinf(high[:3]).all()
     assert np.isfinite([low[-1], high[-1]]).all()
-    assert decide(np.array([1.0, 1.0]), 0.01) == "undecided"
+    assert decide(np.array([1.0, 1.0]), 0.01) == "inconclusive"
 
 
 PAIR = 0.1  # seconds of measuring with a pair of processes
@@ -166,21 +166,21 @@ def test_too_little_time_is_undecided() -> None:
 
 def test_decisions_have_names() -> None:
     rng = np.random.default_rng(7)
-    assert decide(rng.normal(0.05, 0.01, 50), 0.01) == "up"
-    assert decide(rng.normal(-0.05, 0.01, 50), 0.01) == "down"
+    assert decide(rng.normal(0.05, 0.01, 50), 0.01) == "faster"
+    assert decide(rng.normal(-0.05, 0.01, 50), 0.01) == "slower"
     assert decide(rng.normal(0, 0.001, 50), 0.01) == "same"
-    assert decide(rng.normal(0, 0.1, 50), 0.01) == "undecided"
+    assert decide(rng.normal(0, 0.1, 50), 0.01) == "inconclusive"
 
 
 def test_one_side_is_decided_as_soon_as_a_slowdown_is_excluded_or_certain() -> None:
     rng = np.random.default_rng(14)
-    assert decide(rng.normal(0.01, 0.008, 12), 0.01, one_sided=True) == "not down"
+    assert decide(rng.normal(0.01, 0.008, 12), 0.01, one_sided=True) == "not slower"
     assert decide(rng.normal(0, 0.001, 50), 0.01, one_sided=True) == "same"
-    assert decide(rng.normal(0.05, 0.01, 50), 0.01, one_sided=True) == "up"
+    assert decide(rng.normal(0.05, 0.01, 50), 0.01, one_sided=True) == "faster"
     lower = -0.02 + 0.02 * np.resize([1.0, -1.0], 20)
-    assert decide(lower, 0.03, one_sided=True) == "down"
+    assert decide(lower, 0.03, one_sided=True) == "slower"
     assert decide(rng.normal(-0.005, 0.001, 50), 0.01, one_sided=True) == "same"
-    assert decide(rng.normal(0, 0.1, 50), 0.01, one_sided=True) == "undecided"
+    assert decide(rng.normal(0, 0.1, 50), 0.01, one_sided=True) == "inconclusive"
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.015])
