@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from harness.cli.completion import (
-    complete_only,
+    complete_axes,
     complete_profiles,
     complete_recorded_sweeps,
-    complete_set,
     complete_sweeps,
 )
 from harness.core.errors import BadInput, did_you_mean
@@ -60,7 +59,7 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Set an axis (execution=eager,compile) or any other key (length.epochs=3). Repeatable.",
-        autocompletion=complete_set,
+        autocompletion=complete_axes,
     ),
 ]
 # Short for `--set`: see `with_seeds`.
@@ -89,7 +88,7 @@ OnlyOption = Annotated[
         metavar="KEY=V[,V]",
         help="Only trials with one of these values (KEY!=V: with none of them). A key is an axis,"
         " workload, cell (its id, the start of it, or its label) or seed. Repeatable: all must hold.",
-        autocompletion=complete_only,
+        autocompletion=complete_axes,
     ),
 ]
 BestOption = Annotated[
@@ -173,15 +172,6 @@ AccuracyMarginOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]
-
-
-def examples(*commands: str) -> str:
-    """Return the epilog of a command's help: its examples, a line each.
-
-    A test parses every example, so that none of them names an option that does not exist.
-    """
-    lines = "\n".join(f"  {command}" for command in commands)
-    return f"\b\nExamples:\n{lines}"  # \b keeps typer from joining the lines into a paragraph
 
 
 def with_seeds(settings: Sequence[str], seeds: str | None) -> list[str]:

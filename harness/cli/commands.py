@@ -70,8 +70,11 @@ class Commands(TyperGroup):
             return None
         app = import_module(f"harness.cli.{MODULES[cmd_name]}").app
         app.rich_markup_mode = None  # help is plain text, in which square brackets are no styles
-        command = typer.main.get_command(app)
-        return command.commands[cmd_name] if isinstance(command, TyperGroup) else command
+        command: Any = typer.main.get_command(app)
+        command = command.commands[cmd_name] if isinstance(command, TyperGroup) else command
+        # \b keeps the lines of a paragraph from being joined.
+        command.help = command.help.replace("Examples:", "\b\nExamples:")
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that `args` begin with; raises BadInput for one that there is none of."""

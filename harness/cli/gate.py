@@ -27,7 +27,6 @@ from harness.cli.arguments import (
     SweepArgument,
     check_launcher,
     choose,
-    examples,
 )
 from harness.core.errors import parse_percentage
 from harness.core.paths import Results, write_atomically
@@ -60,12 +59,7 @@ BudgetOption = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples(
-        "harness gate --against origin/main sweep.yaml",
-        "harness gate --against v1.0 sweep.yaml --summary gate.md",
-    ),
-)
+@app.command()
 def gate(
     sweep: SweepArgument,
     against: Annotated[
@@ -106,6 +100,10 @@ def gate(
 
     Exit code 1 if the working tree is certainly slower or its sweep lost cells, 3 if the measurement is
     inconclusive.
+
+    Examples:
+      harness gate --against origin/main sweep.yaml
+      harness gate --against v1.0 sweep.yaml --summary gate.md
     """
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
 
@@ -136,7 +134,7 @@ def gate(
         raise typer.Exit(outcome.exit_code)
 
 
-@app.command(epilog=examples("harness bisect v1.0 main sweep.yaml --only strategy=ddp"))
+@app.command()
 def bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="A git revision before the change.")],
     bad: Annotated[str, typer.Argument(metavar="BAD", help="A descendant of GOOD.")],
@@ -160,8 +158,10 @@ def bisect(
 
     Exit code 0 if the commit is found, 2 if BAD is not slower, 1 if GOOD or BAD fails, 3 if the
     search is inconclusive.
-    """
 
+    Examples:
+      harness bisect v1.0 main sweep.yaml --only strategy=ddp
+    """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     options = BisectOptions(
@@ -181,7 +181,7 @@ def bisect(
         raise typer.Exit(outcome.exit_code)
 
 
-@app.command(epilog=examples("harness certify", "harness certify sweep.yaml --comparisons 200"))
+@app.command()
 def certify(
     sweep: SweepArgument = "quickstart",
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -199,6 +199,10 @@ def certify(
     a change. It takes an hour or two; an interrupted run resumes when the command is repeated.
 
     Exit code 1 if the rate of false alarms is certainly above 5%.
+
+    Examples:
+      harness certify
+      harness certify sweep.yaml --comparisons 200
     """
 
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
@@ -219,15 +223,17 @@ def certify(
         raise typer.Exit(1)
 
 
-@app.command(epilog=examples("harness baseline nightly"))
+@app.command()
 def baseline(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Save results as the baseline of their hardware.
 
     Writes a small file for each cell, below a folder named after the hardware. Commit them, and
     compare with them by `harness compare baseline SWEEP` or with the pytest plugin. SWEEP may also
     be a cell.
-    """
 
+    Examples:
+      harness baseline nightly
+    """
     results_folder = Results(results)
     (side,) = select(results_folder, [sweep])
     # All cells or none are written: a cell without a measurement, or with trials of several kinds

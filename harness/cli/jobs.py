@@ -23,7 +23,6 @@ from harness.cli.arguments import (
     SweepArgument,
     UriOption,
     check_launcher,
-    examples,
     with_seeds,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
@@ -48,12 +47,7 @@ from harness.spec.sweep import Sweep
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "harness submit quickstart --cluster slurm --dry-run",
-        "harness submit sweep.yaml --cluster slurm --only world_size!=1 --only seed=0,1",
-    )
-)
+@app.command()
 def submit(
     sweep: SweepArgument,
     # No default, unlike that of other commands: `local` could never be right here.
@@ -82,8 +76,11 @@ def submit(
     A block of trials, every cell once with the same seed, is one job on the same nodes; short
     blocks share a job. Returns once the jobs are queued. Submit the sweep again to run the trials
     that are not done; none is queued twice.
-    """
 
+    Examples:
+      harness submit quickstart --cluster slurm --dry-run
+      harness submit sweep.yaml --cluster slurm --only world_size!=1 --only seed=0,1
+    """
     settings = with_seeds(settings, seeds)
     results_folder = Results(results)
     loaded, profile = load_planned(
@@ -107,7 +104,7 @@ def submit(
         console.print_text(f"\nnext  {command}")
 
 
-@app.command(epilog=examples("harness status", "harness status quickstart --watch"))
+@app.command()
 def status(
     sweep: Annotated[
         str | None,
@@ -137,8 +134,11 @@ def status(
     It combines the records with what the running trials report and what Slurm says of their jobs,
     and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
     lost, 2 if a sweep or a record can't be read.
-    """
 
+    Examples:
+      harness status
+      harness status quickstart --watch
+    """
     if watch and (as_json or every_trial):
         option = "--json" if as_json else "--all"
         raise BadInput(f"status: found {option} with --watch; allowed: one of them")
@@ -162,7 +162,6 @@ def status(
 
 def _show_all(results: Results, tracking_uri: str | None, *, watch: bool) -> None:
     """Show the state of all sweeps; one that can't be read hides none of the others."""
-
     sweeps, errors = read_recorded_specs(results)
     if not sweeps and not errors:  # no error, but most likely the wrong folder
         print(f"no sweeps in {results.runs}; set --results or HARNESS_RESULTS to look elsewhere")
@@ -179,7 +178,6 @@ def _watch(
     sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
 ) -> list[SweepStatus]:
     """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
-
     with status_display() as show_statuses:
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
     if len(sweeps) == 1:
@@ -212,13 +210,15 @@ def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput
         raise typer.Exit(BadInput.exit_code)
 
 
-@app.command(epilog=examples("harness cancel quickstart"))
+@app.command()
 def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
     """Cancel the jobs of a sweep.
 
     Trials that are done keep their records. Submit the sweep again to run the others.
-    """
 
+    Examples:
+      harness cancel quickstart
+    """
     results_folder = Results(results)
     # Read first, so that a name that no sweep has is an error and not a sweep without jobs.
     name = read_recorded_spec(results_folder, sweep).name

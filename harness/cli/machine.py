@@ -13,7 +13,6 @@ from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
     ResultsOption,
-    examples,
     load_local_profile,
     print_next,
 )
@@ -30,13 +29,7 @@ from harness.spec import cluster as clusters
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "harness doctor",
-        "harness doctor --cluster slurm --all-nodes",
-        "harness doctor --cluster slurm --json",
-    )
-)
+@app.command()
 def doctor(
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
@@ -61,8 +54,12 @@ def doctor(
 
     Runs one short trial as `harness run` or `harness submit` would, over as many ranks as a job of
     the profile has, and says what became of it. Exit code 1 if a check fails.
-    """
 
+    Examples:
+      harness doctor
+      harness doctor --cluster slurm --all-nodes
+      harness doctor --cluster slurm --json
+    """
     profile = clusters.load_profile(cluster)
     patience = parse_duration(timeout, "--timeout")
     with spinner():
@@ -73,12 +70,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog=examples(
-        "harness peak",
-        "harness peak --ranks 4",
-    )
-)
+@app.command()
 def peak(
     ranks: Annotated[
         int | None,
@@ -96,8 +88,11 @@ def peak(
 
     Times matrix products, a copy and all-reduces for some ten seconds, and keeps the result in the
     results folder. `harness show` then gives MFU relative to it.
-    """
 
+    Examples:
+      harness peak
+      harness peak --ranks 4
+    """
     profile = load_local_profile(cluster)
     results_folder = Results(results)
     with spinner():

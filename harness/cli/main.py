@@ -9,7 +9,6 @@ import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -20,16 +19,12 @@ from typer.exceptions import TyperException
 import harness
 from harness.cli.commands import Commands
 from harness.cli.hints import usage_hint
-from harness.core.errors import (
-    MAX_MESSAGE,
-    BadInput,
-    HarnessError,
-    one_line,
-)
+from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, one_line
 from harness.core.storage import storage_error
 from harness.launch.interrupt import handle_signals, interrupt
 
 BROKEN_PIPE = 1  # exit code
+INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 # What the system says of each errno.
 LIMITS: Mapping[int | None, str] = {
     errno.EAGAIN: "process limit reached",
@@ -37,7 +32,6 @@ LIMITS: Mapping[int | None, str] = {
     errno.EMFILE: "limit of open files reached",
     errno.ENFILE: "limit of open files reached",
 }
-INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 
 app = typer.Typer(
     cls=Commands,
@@ -67,12 +61,8 @@ def options(
     """Benchmark and reproduce distributed training in PyTorch."""
 
 
-@cache
 def command_tree() -> TyperGroup:
-    """Return all commands with their options, as they are parsed.
-
-    Calling `app` would make them again each time, which takes 50 ms.
-    """
+    """Return all commands with their options, as they are parsed."""
     tree = typer.main.get_command(app)
     assert isinstance(tree, TyperGroup)  # as there is more than one command
     return tree
@@ -100,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = error.format_message()
         context = getattr(error, "ctx", None)  # only usage errors have one
         command = "harness" if context is None else context.command_path
-        hint = usage_hint(message, arguments_or_help) or f"see {command} --help"
+        hint = usage_hint(message) or f"see {command} --help"
         code = _fail(f"{message} ({hint})", BadInput.exit_code)
     except BrokenPipeError:  # what read our output is gone
         _drop_output()
@@ -131,10 +121,10 @@ def _fail_for_system(error: OSError) -> int:
     failure = storage_error(error, path)
     if failure is None:
         raise error
-    if name is not None:
-        return _fail(str(failure), failure.exit_code)
-    _drop_output()
-    return _fail(f"output: {error.strerror}", failure.exit_code)
+    if name is None:
+        _drop_output()
+        return _fail(f"output: {error.strerror}", failure.exit_code)
+    return _fail(str(failure), failure.exit_code)
 
 
 def _drop_output() -> None:

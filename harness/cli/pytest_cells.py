@@ -20,7 +20,6 @@ import pytest
 from harness.analysis import baseline
 from harness.analysis.compare import (
     CellComparison,
-    MetricRow,
     Rules,
     Side,
     compare,
@@ -144,22 +143,14 @@ class SweepFile(pytest.File):
         return item
 
     @property
-    def results(self) -> Results:
-        """Return the results folder of --harness-results."""
-        return Results(Path(self.config.getoption("harness_results")))
-
-    @property
     def selected_cells(self) -> list[Cell]:
         """Return the sweep's cells that pytest has not deselected, as with `-k` or `--deselect`.
 
         The session's items are what remains after deselection. Lost cells are not among the result.
         """
         ids = {cell.id for cell in self.sweep.cells}
-        cells: list[Cell] = []
-        for item in self.session.items:
-            if isinstance(item, CellItem) and item.parent is self and item.cell.id in ids:
-                cells.append(item.cell)
-        return cells
+        items = [item for item in self.session.items if isinstance(item, CellItem)]
+        return [item.cell for item in items if item.parent is self and item.cell.id in ids]
 
     def measure(self) -> None:
         """Run the trials of the selected cells as `--harness-trials` says; raises HarnessError.
@@ -167,32 +158,24 @@ class SweepFile(pytest.File):
         Records are written to the results folder as by `harness run`, but not delivered to MLflow.
         With `recorded`, no trial runs and the records that are there are used.
         """
-        sweep = replace(self.sweep, cells=self.selected_cells)
-        sweep_folder = self.results.sweep_folder(sweep.name)
+        selected = self.selected_cells
         which = self.config.getoption("harness_trials")
-        if not sweep.cells or which == "recorded":
-            planned = runner.plan(sweep, sweep_folder, "missing")
+        results = Results(Path(self.config.getoption("harness_results")))
+        sweep_folder = results.sweep_folder(self.sweep.name)
+        if not selected or which == "recorded":
+            planned = runner.plan(replace(self.sweep, cells=selected), sweep_folder, "missing")
             if planned.unreadable:  # a gate must not pass for want of a trial
                 raise BadInput(planned.unreadable[0])
             self.records = planned.finished
             return
-        if len(sweep.cells) < len(self.sweep.cells):  # the sweep in the results stays whole
-            sweep = select(self.sweep, [f"cell={','.join(cell.id for cell in sweep.cells)}"])
-        reporter = TrialReporter(self.config)
-        if which == "all":
-            replaced = [sweep_folder.trial_folder(trial.id).record_path for trial in sweep.trials()]
-            count = sum(path.exists() for path in replaced)
-            if count:  # MLflow keeps the old ones
-                command = self.results.collect_command(sweep.name)
-                reporter.print_line(
-                    f"harness: {counted(count, 'record')} in {sweep_folder.path} will be replaced;"
-                    f" to deliver the new ones to MLflow: {command}"
-                )
+        sweep = self.sweep
+        if len(selected) < len(sweep.cells):  # the sweep in the results stays whole
+            sweep = select(sweep, [f"cell={','.join(cell.id for cell in selected)}"])
         self.records = runner.run(
             sweep,
             self.profile,
             sweep_folder,
-            reporter,
+            TrialReporter(self.config),
             redo="all" if which == "all" else "failed",
             fail_fast=False,
             check=refuse_live_jobs,
@@ -229,16 +212,11 @@ class SweepFile(pytest.File):
         Raises BadInput if no baseline is of a selected cell.
         """
         ids = {cell.settings_id for cell in self.selected_cells}
-        of_cells: list[CellResult] = []
-        of_hardware: list[CellResult] = []
-        for result in self.baselines:
-            if result.cell.settings_id not in ids:
-                continue
-            of_cells.append(result)
-            if self.measured.hardware & set(result.hardware):
-                of_hardware.append(result)
+        of_cells = [result for result in self.baselines if result.cell.settings_id in ids]
         if not of_cells:
             raise BadInput("the baseline has none of these cells: harness baseline")
+        hardware = self.measured.hardware
+        of_hardware = [result for result in of_cells if hardware & set(result.hardware)]
         # Without a baseline of this hardware, those of another are compared: that is refused with
         # a message that names both, unless the gate has `across: [hardware]`.
         return Side(name="baseline", cells=of_hardware or of_cells)
@@ -349,13 +327,10 @@ class TrialReporter(TrialListener):
 
 def _describe_unmeasured(records: Sequence[Record]) -> str:
     """Return why none of a cell's trials was measured: the failure or the violations of each."""
-    if not records:
-        return "no trial is recorded"
-    reasons: list[str] = []
-    for record in records:
-        reason = record.failure or ", ".join(record.violations)
-        reasons.append(f"{record.trial.id}: {reason}")
-    return "; ".join(reasons)
+    reasons = [
+        f"{record.trial.id}: {record.failure or ', '.join(record.violations)}" for record in records
+    ]
+    return "; ".join(reasons) or "no trial is recorded"
 
 
 def read_baselines(folder: Path, gate: str | None) -> tuple[list[CellResult], Gate]:
@@ -399,51 +374,29 @@ def _is_of_sweep(result: CellResult, sweep: Sweep) -> bool:
 
 
 def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None) -> dict[str, Any]:
-    """Return what pytest-benchmark's JSON holds of a cell besides the times.
+    """Return what pytest-benchmark's JSON holds of a cell besides the times: its rows and verdicts.
 
     `answer` is None where the comparison was refused; then the verdict's keys are absent.
     """
     result = cell_result(cell, records)
-    samples_per_second: list[float | None] = []
-    digests: list[str | None] = []
-    for trial in result.trials:
-        samples_per_second.append(trial.throughput)
-        digests.append(trial.parameter_digest)
     info: dict[str, Any] = {
         "cell": cell.id,
-        "trials": len(result.trials),
-        "left_out": dict(result.left_out),
-        "samples_per_second": samples_per_second,
-        "digests": digests,
         "axes": cell.levels,
         "hardware": list(result.hardware),
+        "left_out": dict(result.left_out),
+        "samples_per_second": [row.throughput for row in result.trials],
+        "digests": [row.parameter_digest for row in result.trials],
     }
     if answer is not None:
-        info["outcome"] = answer.outcome
-        info["reasons"] = list(answer.reasons)
-        verdicts = {}
+        info |= {"outcome": answer.outcome, "reasons": list(answer.reasons), "verdicts": {}}
         for row in answer.rows:
-            verdicts[row.metric.name] = _describe_verdict(row)
-        info["verdicts"] = verdicts
+            verdict = row.verdict
+            # The value and its interval are ratios of throughput, or differences of the target metric.
+            info["verdicts"][row.metric.name] = {
+                "verdict": verdict.label,
+                "value": verdict.effect,
+                "interval": verdict.interval,
+                "baseline": verdict.mean_a,
+                "run": verdict.mean_b,
+            }
     return info
-
-
-def _describe_verdict(row: MetricRow) -> dict[str, Any]:
-    """Return a verdict as JSON, with the numbers that it rests on; no interval where it is unknown.
-
-    The value and its interval are ratios of throughput, or differences of the target metric.
-    """
-    metric = row.metric
-    estimate = row.verdict.estimate
-    has_interval = estimate.standard_error is not None
-    return {
-        "verdict": row.verdict.label,
-        "higher_is_better": metric.higher_is_better,
-        "baseline": row.verdict.mean_a,
-        "run": row.verdict.mean_b,
-        "value": metric.back_transform(estimate.value),
-        "interval": [row.verdict.low, row.verdict.high] if has_interval else None,
-        "confidence": row.verdict.confidence,
-        "count": estimate.count,
-        "min_effect": metric.min_effect,
-    }

@@ -11,6 +11,7 @@ so it imports everything else only where it is needed.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,56 +20,38 @@ import pytest
 SWEEP = pytest.StashKey[Path]()  # where the session keeps the absolute path of the sweep's file
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plugin.
+# The options, which begin with --harness-; those that a command has too take the same texts.
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "sweep": {"metavar": "SWEEP", "help": "A sweep file, or a ready sweep: one benchmark a cell."},
+    "baseline": {"metavar": "DIR", "help": "results/baselines, or one hardware's folder in it."},
+    "gate": {"metavar": "FILE", "help": "The limits. Default: gate.yaml next to the baselines."},
+    "trials": {
+        "choices": ("all", "missing", "recorded"),
+        "default": "all",  # a record does not name the user's code that it was made with
+        "help": "Which trials to run: all again, those that are not done, or none.",
+    },
+    "set": {
+        "metavar": "KEY=VALUE",
+        "action": "append",
+        "default": [],
+        "help": "As harness run --set.",
+    },
+    "data": {
+        "metavar": "PATH",
+        "action": "append",
+        "default": [],
+        "help": "As harness run --data.",
+    },
+    "cluster": {"metavar": "PROFILE", "default": "local", "help": "As harness run --cluster."},
+    "results": {"metavar": "DIR", "default": "results", "help": "The folder of records."},
+}
 
-    Those that a command has too take the same texts; `SweepFile` reads them.
-    """
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the plugin."""
     group = parser.getgroup("harness", "training benchmarks compared with a baseline")
-    group.addoption(
-        "--harness-sweep",
-        metavar="SWEEP",
-        help="A sweep file, or a ready sweep: one benchmark per cell.",
-    )
-    group.addoption(
-        "--harness-baseline",
-        metavar="DIR",
-        help="The folder of `harness baseline`: results/baselines, or one hardware's in it.",
-    )
-    group.addoption(
-        "--harness-gate",
-        metavar="FILE",
-        help="The limits. Default: gate.yaml next to the baselines, if there is one.",
-    )
-    group.addoption(
-        "--harness-trials",
-        choices=("all", "missing", "recorded"),
-        default="all",  # a record does not name the user's code that it was made with
-        help="Which trials to run: all again, those that are not done, or none.",
-    )
-    group.addoption(
-        "--harness-set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="As for `harness run --set`.",
-    )
-    group.addoption(
-        "--harness-data",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="As for `harness run --data`.",
-    )
-    group.addoption(
-        "--harness-cluster",
-        metavar="PROFILE",
-        default="local",
-        help="Where to run: a cluster profile.",
-    )
-    group.addoption(
-        "--harness-results", metavar="DIR", default="results", help="The folder of records."
-    )
+    for name, option in OPTIONS.items():
+        group.addoption(f"--harness-{name}", **option)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     SweepArgument,
     check_launcher,
     choose,
-    examples,
     load_local_profile,
     print_collect,
 )
@@ -56,13 +55,7 @@ CellArgument = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples(
-        "harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp",
-        "harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20",
-        "harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0",
-    ),
-)
+@app.command()
 def diff(
     sweep: Annotated[
         str,
@@ -101,6 +94,11 @@ def diff(
     fingerprints, and run again, up to the first step that differs, if these differ.
 
     Exit code 0 if all bits are the same, 1 if not.
+
+    Examples:
+      harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp
+      harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20
+      harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0
     """
 
     # Two names of which the first is no sweep are those of trials on record.
@@ -127,7 +125,6 @@ def _diff_cells(
     as_json: bool,
 ) -> bool:
     """Run two cells of a sweep, show where they diverge, and return whether they are the same."""
-
     loaded, profile = planned
     check_launcher(cluster, profile, "torchrun")
     traced_a, traced_b = _choose_trials(loaded, *names, seed)
@@ -144,7 +141,6 @@ def _choose_trials(
 
     Their seed is `seed`, or the sweep's first. Raises BadInput.
     """
-
     if a and b:
         first, second = find_cell(sweep, a, "CELL"), find_cell(sweep, b, "CELL")
     elif a:
@@ -168,7 +164,6 @@ def _diff_recorded(
     results: Results, names: tuple[str, str], cluster: str, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
-
     profile = load_local_profile(cluster)
     record_a, record_b = (find_trial(results, name)[0] for name in names)
     with spinner():
@@ -177,13 +172,7 @@ def _diff_recorded(
     return recorded_diff.is_same
 
 
-@app.command(
-    epilog=examples(
-        "harness parity quickstart",
-        "harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50",
-        "harness parity nightly.yaml --at-least rounding --json",
-    )
-)
+@app.command()
 def parity(
     sweep: SweepArgument,
     reference: Annotated[
@@ -227,8 +216,12 @@ def parity(
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
-    """
 
+    Examples:
+      harness parity quickstart
+      harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50
+      harness parity nightly.yaml --at-least rounding --json
+    """
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
     check_launcher(cluster, profile, "torchrun")
@@ -254,13 +247,7 @@ def parity(
     raise typer.Exit(measured.exit_code(rung))
 
 
-@app.command(
-    epilog=examples(
-        "harness reproduce mlp-45dbdb38d5-s0-r0",
-        "harness reproduce nightly --only seed=0 --only strategy=ddp --at-least bitwise",
-        "harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0 --code recorded",
-    )
-)
+@app.command()
 def reproduce(
     run: Annotated[
         str,
@@ -307,6 +294,11 @@ def reproduce(
     that differs. The new records and the verdict are left in a folder.
 
     Exit code 0 if --at-least is reached, 1 if not, 3 if that can't be told.
+
+    Examples:
+      harness reproduce mlp-45dbdb38d5-s0-r0
+      harness reproduce nightly --only seed=0 --only strategy=ddp --at-least bitwise
+      harness reproduce runs/nightly/mlp-45dbdb38d5-s0-r0 --code recorded
     """
 
     # All that can be refused is refused before the first file is written.

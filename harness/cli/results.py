@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     OnlyOption,
     ResultsOption,
     UriOption,
-    examples,
     print_left_out,
 )
 from harness.cli.completion import complete_recorded_sweeps
@@ -29,9 +28,8 @@ from harness.core.errors import BadInput, parse_percentage
 from harness.core.paths import Results
 from harness.housekeeping.sweeps import list_sweeps
 from harness.interface import comparing
-from harness.interface.comparing import Verdicts
 from harness.interface.data import SweepData
-from harness.interface.tables import check_table_path, write_table
+from harness.interface.tables import WRITERS, check_table_path
 from harness.records.store import read_recorded_sweep, select_recorded
 from harness.render import compare as view
 from harness.render.compare import show_effects
@@ -43,13 +41,7 @@ from harness.tracking.ui import serve
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "harness show mnist",
-        "harness show mnist --only precision=bf16,fp16",
-        "harness show mnist --output trials.parquet",
-    )
-)
+@app.command()
 def show(
     sweep: Annotated[
         str,
@@ -78,8 +70,12 @@ def show(
     Without SWEEP, lists the sweeps that have run.
 
     With --output, writes a row for each trial: the table of harness.load(SWEEP).trials in Python.
-    """
 
+    Examples:
+      harness show mnist
+      harness show mnist --only precision=bf16,fp16
+      harness show mnist --output trials.parquet
+    """
     if output is not None:
         check_table_path(output)
     results_folder = Results(results)
@@ -89,7 +85,8 @@ def show(
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only)
     print_left_out(recorded)
     if output is not None:
-        write_table(SweepData(results=results_folder, recorded=recorded).trials, output)
+        frame = SweepData(results=results_folder, recorded=recorded).trials
+        WRITERS[output.suffix](frame, output)
         print(output)
         return
     for line in conflict_lines(recorded.sweep.whole()):
@@ -97,14 +94,7 @@ def show(
     show_results(recorded.sweep, recorded.records, results_folder, wide=wide)
 
 
-@app.command(
-    epilog=examples(
-        "harness compare baseline nightly",
-        "harness compare nightly --by precision",
-        "harness compare nightly --by strategy --to-reach 0.95",
-        "harness compare nightly --effects",
-    )
-)
+@app.command()
 def compare(
     names: Annotated[
         list[str],
@@ -146,6 +136,12 @@ def compare(
     data or settings are refused unless --across or --by asks for that difference.
 
     Exit code 1 if something is worse, 3 if a comparison is inconclusive.
+
+    Examples:
+      harness compare baseline nightly
+      harness compare nightly --by precision
+      harness compare nightly --by strategy --to-reach 0.95
+      harness compare nightly --effects
     """
 
     # All options are checked before the first file is read: a mistake in one is reported at once.
@@ -166,7 +162,10 @@ def compare(
         to_reach=goal,
         results=results,
     )
-    _show_comparison(verdicts, results_folder, as_json=as_json)
+    if as_json:
+        view.print_comparison_json(verdicts, verdicts.a, verdicts.b)
+    else:
+        view.show_comparison(verdicts, verdicts.a, verdicts.b)
     if verdicts.exit_code:
         raise typer.Exit(verdicts.exit_code)
 
@@ -186,17 +185,7 @@ def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
         )
 
 
-def _show_comparison(verdicts: Verdicts, results: Results, *, as_json: bool) -> None:
-    """Print verdicts."""
-
-    comparison = verdicts.comparison
-    if as_json:
-        view.print_comparison_json(comparison, verdicts.a, verdicts.b)
-        return
-    view.show_comparison(comparison, verdicts.a, verdicts.b)
-
-
-@app.command(epilog=examples("harness ui --port 5001"))
+@app.command()
 def ui(
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
@@ -215,6 +204,8 @@ def ui(
 
     Prints the address of each sweep's page, which opens on its cells side by side. The server
     listens on the loopback interface only. Ctrl-C stops it.
-    """
 
+    Examples:
+      harness ui --port 5001
+    """
     serve(Results(results), tracking_uri, port=port)

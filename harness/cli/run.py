@@ -8,7 +8,6 @@ its last attempt is written when the trial has ended. The same command, run agai
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,26 +28,22 @@ from harness.cli.arguments import (
     SweepArgument,
     UriOption,
     check_launcher,
-    examples,
     print_left_out,
     print_next,
     with_seeds,
 )
-from harness.cli.completion import complete_workloads
 from harness.core.fetch import fetch_files
-from harness.core.paths import Results
-from harness.interface.planning import estimate_cells, load_planned
-from harness.interface.running import run_sweep, trials_to_redo
+from harness.interface import running
+from harness.interface.planning import load_planned
+from harness.interface.planning import plan as plan_sweep
 from harness.interface.starting import start_from_example, start_from_script
 from harness.preflight.runs import examine_sweep, search_sweep
-from harness.records.record import Record
 from harness.records.store import read_recorded_sweep
 from harness.render.catalog import show_axes, show_workload, show_workloads
 from harness.render.console import TerminalConsole, spinner
 from harness.render.plan import show_plan
 from harness.render.preflight import show_checks, show_rates
 from harness.render.results import show_results
-from harness.spec.cluster import with_parallel, with_tolerance
 from harness.spec.workload import named_declaration
 from workloads.catalog import BUILT_IN
 
@@ -67,13 +62,7 @@ WideOption = Annotated[
 ]
 
 
-@app.command(
-    epilog=examples(
-        "harness plan quickstart",
-        "harness plan sweep.yaml --set precision=bf16 --json",
-        "harness plan quickstart --only workload=mlp --only strategy!=fsdp2",
-    )
-)
+@app.command()
 def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -95,19 +84,25 @@ def plan(
     will take if earlier records tell. Of more than 200 cells it shows how they are spread over the
     axes. No trial is run, and MLflow is not loaded; torch is only for a
     workload of one's own.
+
+    Examples:
+      harness plan quickstart
+      harness plan sweep.yaml --set precision=bf16 --json
+      harness plan quickstart --only workload=mlp --only strategy!=fsdp2
     """
 
-    # The profile counts only for its limits, which `load_planned` checks. Its launcher does not: a
-    # sweep for Slurm is planned like any other.
-    settings = with_seeds(settings, seeds)
-    results_folder = Results(results)
-    loaded, _ = load_planned(sweep, settings, data, cluster, only=only, results=results_folder)
-    estimates = estimate_cells(loaded.cells, results_folder)
-    show_plan(loaded, estimates, as_json=as_json, in_full=in_full)
+    planned = plan_sweep(
+        sweep,
+        settings=with_seeds(settings, seeds),
+        data=data,
+        only=only,
+        cluster=cluster,
+        results=results,
+    )
+    show_plan(planned.sweep, planned.estimates, as_json=as_json, in_full=in_full)
 
 
 @app.command(
-    epilog=examples("harness init train.py", "harness init train.py --data DIR", "harness init"),
     context_settings={"ignore_unknown_options": True},
 )
 def init(
@@ -128,8 +123,12 @@ def init(
 
     For a script, it writes a sweep that runs the script as it is. Without one, it writes a small
     workload to change, workload.py, and sweep.yaml. No file is ever overwritten.
-    """
 
+    Examples:
+      harness init train.py
+      harness init train.py --data DIR
+      harness init
+    """
     if script is None:
         written = start_from_example(Path())
     else:
@@ -140,23 +139,19 @@ def init(
     print_next(f"harness run {shlex.quote(str(sweep))}", "runs it on this machine")
 
 
-@app.command(epilog=examples("harness axes"))
+@app.command()
 def axes() -> None:
     """List the axes that a sweep can vary.
 
     Shows the values, the default, the effect and the requirements of each.
-    """
 
+    Examples:
+      harness axes
+    """
     show_axes()
 
 
-@app.command(
-    epilog=examples(
-        "harness workloads",
-        "harness workloads mlp",
-        "harness workloads spiral.py:Spiral",
-    ),
-)
+@app.command()
 def workloads(
     name: Annotated[
         str,
@@ -164,7 +159,6 @@ def workloads(
             metavar="[WORKLOAD]",
             help="A workload as `uses` of a sweep file names it: a name, package.module:Class or"
             " file.py:Class.",
-            autocompletion=complete_workloads,
         ),
     ] = "",
 ) -> None:
@@ -172,23 +166,19 @@ def workloads(
 
     For one workload, shows what each setting allows and its default. Every setting may be an axis,
     such as options.hidden.
-    """
 
+    Examples:
+      harness workloads
+      harness workloads mlp
+      harness workloads spiral.py:Spiral
+    """
     if name:
         show_workload(name, named_declaration(name, Path.cwd()))
     else:
         show_workloads(BUILT_IN)
 
 
-@app.command(
-    epilog=examples(
-        "harness run quickstart",
-        "harness run mnist --data DIR --seeds 3 --set length.epochs=5",
-        "harness run sweep.yaml --until 2% --budget 30m",
-        "harness run sweep.yaml --only strategy=ddp --only precision!=fp16",
-        "harness run sweep.yaml --parallel auto",
-    )
-)
+@app.command()
 def run(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -241,28 +231,33 @@ def run(
     stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
+
+    Examples:
+      harness run quickstart
+      harness run mnist --data DIR --seeds 3 --set length.epochs=5
+      harness run sweep.yaml --until 2% --budget 30m
+      harness run sweep.yaml --only strategy=ddp --only precision!=fp16
+      harness run sweep.yaml --parallel auto
     """
 
-    # All that can be refused is refused before the first trial: options, sweep and profile.
-    goal = adaptive.goal(until, budget)
-    settings = with_seeds(settings, seeds)
-    results_folder = Results(results)
-    loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, results=results_folder
-    )
-    check_launcher(cluster, profile, "torchrun", " (or harness submit)")
-    profile = with_tolerance(with_parallel(profile, parallel), tolerate_load=tolerate_load)
-    finished = run_sweep(
-        loaded,
-        profile,
-        results_folder,
-        tracking_uri,
-        console=TerminalConsole(),
-        redo=trials_to_redo(force=force, retry_failed=retry_failed),
+    finished = running.run(
+        sweep,
+        settings=with_seeds(settings, seeds),
+        data=data,
+        only=only,
+        cluster=cluster,
+        results=results,
+        tracking_uri=tracking_uri,
+        force=force,
+        retry_failed=retry_failed,
         fail_fast=fail_fast,
-        goal=goal,
+        until=until,
+        budget=budget,
+        parallel=parallel or None,
+        tolerate_load=tolerate_load,
     )
-    recorded = read_recorded_sweep(results_folder, finished.sweep.name)
+    results_folder = finished.results
+    recorded = read_recorded_sweep(results_folder, finished.name)  # not the selected trials alone
     show_results(
         recorded.sweep,
         recorded.records,
@@ -272,27 +267,19 @@ def run(
         wide=wide,
     )
     print_left_out(recorded)
+    goal = adaptive.goal(until, budget)
+    measured = finished.recorded.sweep, finished.records
     if goal is not None:
-        print(adaptive.describe_precision(goal, finished.sweep, finished.records))
-    # True without a goal.
-    goal_reached = adaptive.reached(goal, finished.sweep, finished.records)
-    _exit(finished.records, goal_reached=goal_reached, is_complete=not recorded.unreadable)
-
-
-def _exit(records: Sequence[Record], *, goal_reached: bool, is_complete: bool) -> None:
-    """End the command with the exit code that its trials' statuses call for.
-
-    A failure counts more than an inconclusive measurement, and so do a trial whose record can't be
-    read, without which the sweep is not complete. Returns where all is well.
-    """
-    statuses = {record.status for record in records}
-    if statuses & {"failed", "interrupted"} or not is_complete:
+        print(adaptive.describe_precision(goal, *measured))
+    # A failure counts more than an inconclusive measurement, and so does a record that can't be read.
+    statuses = {record.status for record in finished.records}
+    if statuses & {"failed", "interrupted"} or recorded.unreadable:
         raise typer.Exit(FAILED)
-    if "invalid" in statuses or not goal_reached:
+    if "invalid" in statuses or not adaptive.reached(goal, *measured):
         raise typer.Exit(INCONCLUSIVE)
 
 
-@app.command(epilog=examples("harness fetch fashion-mnist --to data/fashion"))
+@app.command()
 def fetch(
     name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist", help="The data set.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder for its files.")],
@@ -302,8 +289,10 @@ def fetch(
     Verifies every file by its known checksum, and tries the next mirror where one fails. Files that
     the folder has already are verified and kept; an interrupted download starts from the beginning.
     Use the folder with `harness run SWEEP --data DIR`.
-    """
 
+    Examples:
+      harness fetch fashion-mnist --to data/fashion
+    """
     console = TerminalConsole()
     for file, is_there in fetch_files(name, to, progressbar=sys.stderr.isatty()):
         status = "already there" if is_there else "fetched and verified"
@@ -313,13 +302,7 @@ def fetch(
     console.print_markup(f"[bold]next[/]  harness run mnist --data {path}")
 
 
-@app.command(
-    epilog=examples(
-        "harness check quickstart",
-        "harness check sweep.yaml --set workloads.mlp.options.lr=0.1",
-        "harness check sweep.yaml --only workload=cnn --json",
-    )
-)
+@app.command()
 def check(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -335,8 +318,12 @@ def check(
     modules, the optimizer; and that each model can overfit a few samples.
 
     Exit code 1 if there is a mistake.
-    """
 
+    Examples:
+      harness check quickstart
+      harness check sweep.yaml --set workloads.mlp.options.lr=0.1
+      harness check sweep.yaml --only workload=cnn --json
+    """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     with spinner("checking"):
@@ -348,11 +335,6 @@ def check(
 
 @app.command(
     "find-lr",
-    epilog=examples(
-        "harness find-lr quickstart",
-        "harness find-lr sweep.yaml --only workload=cnn",
-        "harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json",
-    ),
 )
 def find_lr(
     sweep: SweepArgument,
@@ -371,8 +353,12 @@ def find_lr(
     under the cell's own strategy, precision and batch size. The suggestion is the rate at which the
     loss falls most, or more for a schedule that has its peak only for a while, with its range over seeds: a
     value of the axis lr.
-    """
 
+    Examples:
+      harness find-lr quickstart
+      harness find-lr sweep.yaml --only workload=cnn
+      harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json
+    """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
     check_launcher(cluster, profile, "torchrun")
     with spinner("training"):

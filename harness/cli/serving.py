@@ -11,12 +11,10 @@ from harness.cli.arguments import (
     ClusterOption,
     OnlyOption,
     ResultsOption,
-    examples,
     load_local_profile,
     print_collect,
     split_commas,
 )
-from harness.cli.completion import complete_trials
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
 from harness.render.console import spinner
@@ -28,13 +26,7 @@ app = typer.Typer(add_completion=False)  # that is of `harness`, not of its comm
 MAX_BATCH = 1_000_000  # samples
 
 
-@app.command(
-    epilog=examples(
-        "harness export my-sweep --best --to onnx",
-        "harness export my-sweep --only strategy=ddp --best --to torch-export",
-        "harness export mlp-45dbdb38d5-s0-r0 --to onnx,torch-export --batch-size 1,32",
-    )
-)
+@app.command()
 def export(
     trial: Annotated[
         str,
@@ -42,7 +34,6 @@ def export(
             metavar="TRIAL",
             help="A trial on record that has kept its best parameters: its id, its folder or its"
             " record; or a sweep or a cell, with --best.",
-            autocompletion=complete_trials,
         ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT[,…]", help="onnx or torch-export.")],
@@ -64,8 +55,12 @@ def export(
     farther off than rounding explains. The files, parity and latencies are in the trial's folder, for MLflow.
 
     Exit code 1 if the exported model computes something else.
-    """
 
+    Examples:
+      harness export my-sweep --best --to onnx
+      harness export my-sweep --only strategy=ddp --best --to torch-export
+      harness export mlp-45dbdb38d5-s0-r0 --to onnx,torch-export --batch-size 1,32
+    """
     formats = check_formats(split_commas(to))
     sizes = _batch_sizes(batch_sizes)
     results_folder = Results(results)

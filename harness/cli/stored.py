@@ -15,7 +15,6 @@ from harness.cli.arguments import (
     NameArgument,
     ResultsOption,
     UriOption,
-    examples,
     print_left_out,
 )
 from harness.cli.completion import complete_recorded_sweeps
@@ -40,13 +39,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask before files 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
-@app.command(
-    epilog=examples(
-        "harness prune nightly --dry-run",
-        "harness prune nightly --failed --yes",
-        "harness prune scratch --whole",
-    )
-)
+@app.command()
 def prune(
     sweep: NameArgument,
     whole: Annotated[bool, typer.Option("--whole", help="Remove the sweep as a whole.")] = False,
@@ -61,8 +54,12 @@ def prune(
 
     Without further options these are trials of none of its cells, such as those of earlier code,
     which no command shows. Each is named before anything is removed. MLflow keeps its runs.
-    """
 
+    Examples:
+      harness prune nightly --dry-run
+      harness prune nightly --failed --yes
+      harness prune scratch --whole
+    """
     if whole and failed:
         raise BadInput("--whole: found with --failed; allowed: one of them")
     results_folder = Results(results)
@@ -78,7 +75,7 @@ def prune(
     sweeps.remove(recorded_folder(results_folder, sweep), removals)
 
 
-@app.command(epilog=examples("harness report matrix"))
+@app.command()
 def report(
     sweep: NameArgument,
     output: Annotated[
@@ -94,8 +91,10 @@ def report(
     """Write a sweep's report as one HTML file.
 
     The file needs no network and no other file, so it can be mailed or kept as an artifact.
-    """
 
+    Examples:
+      harness report matrix
+    """
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
     print_left_out(recorded)
@@ -104,7 +103,7 @@ def report(
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
-@app.command(epilog=examples("harness collect quickstart --tracking-uri http://127.0.0.1:5000"))
+@app.command()
 def collect(
     sweep: NameArgument, results: ResultsOption = Path("results"), tracking_uri: UriOption = None
 ) -> None:
@@ -112,8 +111,10 @@ def collect(
 
     For trials that ran while MLflow could not be reached, and for jobs that nobody watched. Records
     that are there already are not sent again.
-    """
 
+    Examples:
+      harness collect quickstart --tracking-uri http://127.0.0.1:5000
+    """
     results_folder = Results(results)
     recorded = read_recorded_sweep(results_folder, sweep)
     print_left_out(recorded)
@@ -124,7 +125,7 @@ def collect(
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 
 
-@app.command(epilog=examples("harness verify", "harness verify nightly"))
+@app.command()
 def verify(
     sweeps: Annotated[
         list[str],
@@ -147,8 +148,11 @@ def verify(
     it. Whoever can write to the folder can seal other numbers that agree with each other.
 
     Exit code 2 if anything is damaged, which is named.
-    """
 
+    Examples:
+      harness verify
+      harness verify nightly
+    """
     results_folder = Results(results)
     names = sweeps or recorded_sweep_names(results_folder)
     for name in sweeps:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.compare import (
     CellComparison,
-    MetricRow,
     Rules,
     Side,
     compare_by,
@@ -20,6 +19,7 @@ from harness.analysis.questions import ACCURACY_MARGIN, SPEED
 from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
+from harness.core.text import counted
 from harness.render.compare import row_fields
 
 if TYPE_CHECKING:
@@ -35,37 +35,14 @@ Names = str | Sequence[str]  # of axes: one, several, or several in a text with 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdicts:
-    """A comparison of results, A being the reference and B what is judged."""
+class Verdicts(CellComparison):
+    """A comparison of results, A being the reference and B what is judged.
+
+    `row.verdict` of each of its `rows` is the verdict on one metric of a pair of cells.
+    """
 
     a: str  # the name of A
     b: Sequence[str]  # the names of what is compared with it
-    comparison: CellComparison
-
-    @property
-    def rows(self) -> Sequence[MetricRow]:
-        """Return a row for each metric of each pair of cells; `row.verdict` is the verdict."""
-        return self.comparison.rows
-
-    @property
-    def differences(self) -> Sequence[str]:
-        """Return what the sides ran with that is not the same, a line each."""
-        return self.comparison.differences
-
-    @property
-    def missing(self) -> Sequence[str]:
-        """Return what could not be compared, a line each."""
-        return self.comparison.missing
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Return what a reader should know besides, a line each."""
-        return self.comparison.notes
-
-    @property
-    def exit_code(self) -> int:
-        """Return 1 if anything is worse, else 3 if anything is inconclusive or missing, else 0."""
-        return self.comparison.exit_code
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -138,17 +115,14 @@ def compare(
     axes = _listed(by)
     if bool(axes) == (len(sides) > 1) or not sides:
         and_by = " with `by`" if axes else ""
-        raise BadInput(
-            f"compare: found {len(sides)} side{'' if len(sides) == 1 else 's'}{and_by};"
-            " allowed: several, or one with `by`"
-        )
+        found = f"{counted(len(sides), 'side')}{and_by}"
+        raise BadInput(f"compare: found {found}; allowed: several, or one with `by`")
     if not 0 <= min_effect < 1:
         allowed = "a fraction of at least 0 and below 1, such as 0.05"
         raise BadInput(f"compare: min_effect: found {min_effect}; allowed: {allowed}")
     if not accuracy_margin >= 0:  # as NaN is not
         raise BadInput(f"compare: accuracy_margin: found {accuracy_margin}; allowed: at least 0")
-    folder = results_folder(results)
-    selected = _select(sides, folder)
+    selected = _select(sides, results_folder(results))
     rules = Rules(
         across=_listed(across),
         min_effect=min_effect,
@@ -156,14 +130,11 @@ def compare(
         goal=to_reach,
     )
     first, *others = selected
-    if axes:
+    if axes:  # both A and B are cells of the one side
         comparison = compare_by(first, axes, rules)
-        # Both A and B are cells of the one side.
-        compared = [f"{first.name} by {','.join(axes)}"]
-    else:
-        comparison = compare_sides(first, others, rules)
-        compared = [side.name for side in others]
-    return Verdicts(a=first.name, b=compared, comparison=comparison)
+        return Verdicts(**vars(comparison), a=first.name, b=[f"{first.name} by {','.join(axes)}"])
+    comparison = compare_sides(first, others, rules)
+    return Verdicts(**vars(comparison), a=first.name, b=[side.name for side in others])
 
 
 def _select(sides: Sequence[str | Path | SweepData], results: Results) -> list[Side]:

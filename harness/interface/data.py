@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +32,7 @@ from harness.spec.sweep import find_sweep_file, load_sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP_COLUMNS = ("cell", "seed", "rank", "step", "seconds", "loss", "measured")
-EVALUATION_COLUMNS = ("trial", "cell", "seed", "step", "epoch", "seconds")  # before the metrics
+EVALUATION_COLUMNS = ["trial", "cell", "seed", "step", "epoch", "seconds"]  # before the metrics
 CELL_COLUMNS = [
     "cell", "label", "trials", "throughput", "throughput_low", "throughput_high", "metric", "metric_low",
     "metric_high", "speedup", "speedup_low", "speedup_high", "verdict",
@@ -86,6 +85,7 @@ class SweepData:
 
     results: Results
     recorded: RecordedSweep
+    trouble: str | None = None  # what MLflow failed with, where the sweep has just run
 
     @property
     def name(self) -> str:
@@ -131,15 +131,27 @@ class SweepData:
         """
         import pandas as pd
 
-        trials: list[str] = []  # the trial of each part
-        parts: list[dict[str, Any]] = []
+        frames = []
         for record in self.records:
-            for part in _steps_of(record):
-                trials.append(record.trial.id)
-                parts.append(part)
-        columns = _concatenated(parts)
-        lengths = [len(part["step"]) for part in parts]
-        return pd.DataFrame({"trial": _repeated(trials, lengths), **columns})
+            measured: Any = False
+            if record.summary is not None:
+                measured = measured_window(record.ranks, record.trial.cell).mask
+            for rank in record.ranks:
+                if rank.step_seconds is None:
+                    continue
+                columns: dict[str, Any] = {
+                    "trial": record.trial.id,
+                    "cell": record.trial.cell.id,
+                    "seed": record.trial.seed,
+                    "rank": rank.rank,
+                    "step": np.arange(1, len(rank.step_seconds) + 1),
+                    "seconds": rank.step_seconds,
+                    "loss": np.nan if rank.loss is None else rank.loss,
+                    "measured": measured,
+                }
+                phases = {f"{phase}_s": series for phase, series in rank.step_phases.items()}
+                frames.append(pd.DataFrame(columns | phases))
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
@@ -153,20 +165,17 @@ class SweepData:
         import pandas as pd
 
         rows = []
-        columns = dict.fromkeys(EVALUATION_COLUMNS)  # an ordered set
         for record in self.records:
-            evaluations = record.rank0.evaluations if record.rank0 is not None else ()
-            for evaluation in evaluations:
+            trial = record.trial
+            names = {"trial": trial.id, "cell": trial.cell.id, "seed": trial.seed}
+            for evaluation in record.rank0.evaluations if record.rank0 is not None else ():
                 times = {
                     "step": evaluation.step,
                     "epoch": evaluation.epoch,
                     "seconds": evaluation.seconds,
                 }
-                trial = record.trial
-                names = {"trial": trial.id, "cell": trial.cell.id, "seed": trial.seed}
                 rows.append({**names, **times, **evaluation.metrics})
-                columns.update(dict.fromkeys(evaluation.metrics))
-        return pd.DataFrame(rows, columns=list(columns))
+        return pd.DataFrame(rows or None, columns=None if rows else EVALUATION_COLUMNS)
 
     @cached_property
     def result(self) -> SweepResult:
@@ -231,60 +240,3 @@ class SweepData:
         if self.unreadable:
             text += f", {counted(len(self.unreadable), 'record')} unreadable"
         return text
-
-
-def _steps_of(record: Record) -> list[dict[str, Any]]:
-    """Return the columns of the steps of each rank of a trial, each of shape (steps,) or one value."""
-    measured = None
-    if record.summary is not None:
-        measured = measured_window(record.ranks, record.trial.cell).mask
-    parts = []
-    for rank in record.ranks:
-        if rank.step_seconds is None:
-            continue
-        seconds = rank.step_seconds
-        part: dict[str, Any] = {
-            "cell": record.trial.cell.id,
-            "seed": record.trial.seed,
-            "rank": rank.rank,
-            "step": np.arange(1, len(seconds) + 1),
-            "seconds": seconds,
-            "loss": np.nan if rank.loss is None else rank.loss,
-            "measured": False if measured is None else measured,
-        }
-        for phase, series in rank.step_phases.items():
-            part[f"{phase}_s"] = series
-        parts.append(part)
-    return parts
-
-
-def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return columns that are put together from those of parts; what a part lacks is NaN in it.
-
-    A data frame for each of thousands of parts would take longer than reading them.
-    """
-    names = dict.fromkeys(STEP_COLUMNS)  # an ordered set
-    for part in parts:
-        names.update(dict.fromkeys(part))
-    lengths = [len(part["step"]) for part in parts]
-    columns: dict[str, Any] = {}
-    for name in names:
-        values = [part.get(name, np.nan) for part in parts]
-        if name == "cell":
-            columns[name] = _repeated(values, lengths)
-            continue
-        arrays = []
-        for value, length in zip(values, lengths, strict=True):
-            arrays.append(np.broadcast_to(value, length))
-        columns[name] = np.concatenate(arrays) if arrays else []
-    return columns
-
-
-def _repeated(texts: Sequence[str], lengths: Sequence[int]) -> pd.Categorical:
-    """Return a column of categories in which each text is repeated."""
-    import pandas as pd
-
-    categories = list(dict.fromkeys(texts))
-    positions = {text: position for position, text in enumerate(categories)}
-    codes = np.repeat([positions[text] for text in texts], lengths).astype(int)
-    return pd.Categorical.from_codes(codes, categories)

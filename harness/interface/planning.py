@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +25,10 @@ from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-Settings = Mapping[str, Any]  # key of a sweep file, or axis -> value; a list varies an axis
-Data = str | Path | Mapping[str, str | Path] | None  # one path for all workloads, or by label
+# Key of a sweep file, or axis -> value, of which a list varies an axis; or texts as `--set` takes them.
+Settings = Mapping[str, Any] | Sequence[str]
+# One path for all workloads, or by label; or texts as `--data` takes them.
+Data = str | Path | Mapping[str, str | Path] | Sequence[str]
 
 
 def load_planned(
@@ -111,8 +113,8 @@ class SweepPlan:
 def plan(
     sweep: str | Path,
     *,
-    settings: Settings | None = None,
-    data: Data = None,
+    settings: Settings = (),
+    data: Data = (),
     only: Sequence[str] = (),
     cluster: str = "local",
     results: str | Path | None = None,
@@ -138,10 +140,12 @@ def plan(
     return SweepPlan(sweep=loaded, profile=profile, results=folder)
 
 
-def settings_texts(settings: Settings | None) -> list[str]:
+def settings_texts(settings: Settings) -> list[str]:
     """Return settings as texts of `--set`; JSON is YAML, and keeps the types of values."""
+    if not isinstance(settings, Mapping):
+        return list(settings)
     texts = []
-    for key, value in (settings or {}).items():
+    for key, value in settings.items():
         value = list(value) if isinstance(value, range) else value
         texts.append(f"{key}={json.dumps(value, default=str)}")
     return texts
@@ -149,27 +153,26 @@ def settings_texts(settings: Settings | None) -> list[str]:
 
 def data_texts(data: Data) -> list[str]:
     """Return where the data are as texts of `--data`."""
-    if data is None:
-        return []
     if isinstance(data, Mapping):
         return [f"{label}={path}" for label, path in data.items()]
-    return [str(data)]
+    return [str(data)] if isinstance(data, str | Path) else list(data)
 
 
 def estimate_cells(cells: Sequence[Cell], results: Results) -> dict[str, float]:
     """Return the estimated seconds of a trial, by the id of its cell, of the cells that have records."""
     paths_by_cell = results.record_paths_by_cell()
-    if not paths_by_cell:
-        return {}  # the ids of a hundred thousand cells take seconds
     estimates: dict[str, float] = {}
-    for cell in cells:
-        if cell.id in paths_by_cell:
-            records = readable_records(paths_by_cell[cell.id])
-            # Of whole trials, from their start to their end, not of training alone. Those that were
-            # interrupted count by their phases: they started again.
-            seconds = [whole_seconds(record) for record in records if record.status == "done"]
-            if seconds:
-                estimates[cell.id] = fmean(seconds)
+    for cell in cells if paths_by_cell else ():  # the ids of a hundred thousand cells take seconds
+        # Of whole trials, from their start to their end, not of training alone. Those that were
+        # interrupted count by their phases: they started again.
+        seconds = []
+        for path in paths_by_cell.get(cell.id, ()):
+            with suppress(BadInput):  # the others will do for a plan
+                record = read_record(path)
+                if record.status == "done":
+                    seconds.append(whole_seconds(record))
+        if seconds:
+            estimates[cell.id] = fmean(seconds)
     return estimates
 
 
@@ -178,10 +181,3 @@ def whole_seconds(record: Record) -> float:
     if record.interruptions:
         return sum(record.phases.values())
     return record.ended - record.started
-
-
-def readable_records(paths: Iterable[Path]) -> Iterator[Record]:
-    """Yield the records at these paths without damaged ones: the others will do for a plan."""
-    for path in paths:
-        with suppress(BadInput):
-            yield read_record(path)

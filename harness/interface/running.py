@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import adaptive
-from harness.analysis.adaptive import Goal
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.interface.data import SweepData, load
@@ -32,15 +31,6 @@ from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile, with_parallel, with_tolerance
 from harness.spec.sweep import Sweep
 from harness.tracking.follow import Follower
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinishedRun:
-    """What a run has come to."""
-
-    sweep: Sweep  # with the repeats that it has come to
-    records: Sequence[Record]  # of its selected trials, earlier ones included
-    trouble: str | None  # what MLflow failed with
 
 
 class LocalRun(RunView):
@@ -73,68 +63,11 @@ class LocalRun(RunView):
         return [busy_line(load, cores)]
 
 
-def run_sweep(
-    sweep: Sweep,
-    profile: Profile,
-    results: Results,
-    tracking_uri: str | None,
-    *,
-    console: TerminalConsole,
-    redo: Redo,
-    fail_fast: bool,
-    goal: Goal | None,
-) -> FinishedRun:
-    """Run the pending trials of a sweep, shown on the console and delivered to MLflow.
-
-    With a goal, repeats are added until it is reached. Raises BadInput for a URI that no MLflow store
-    can have, if another process runs the sweep, and if trials ran with another profile before.
-    """
-    folder = results.sweep_folder(sweep.name)
-    view = LocalRun(sweep, profile, results, console)
-
-    def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
-        """Run the trials of the sweep that are pending, and return all of its records."""
-        # What this command has just run, it must not run once more for a further repeat.
-        settled: set[str] = set()
-        if is_further_repeat:
-            settled = {trial.id for trial in sweep.trials() if trial.repeat < sweep.repeats - 1}
-        return runner.run(
-            sweep,
-            profile,
-            folder,
-            view,
-            redo=redo,
-            settled=settled,
-            fail_fast=fail_fast,
-            # A job in Slurm's queue may have the same trials, and would write the same folders.
-            check=refuse_live_jobs,
-        )
-
-    with view:
-        with Follower(results, [folder], tracking_uri) as follower:
-            finished, records = adaptive.run_until(goal, sweep, run_pending, fail_fast=fail_fast)
-            view.show_delivery()
-        if follower.trouble is not None:
-            view.on_message(follower.trouble)
-    return FinishedRun(sweep=finished, records=records, trouble=follower.trouble)
-
-
-def trials_to_redo(*, force: bool, retry_failed: bool) -> Redo:
-    """Return which of the trials that have a record run again, as the runner calls it.
-
-    `missing` runs none of them, `failed` those that did not end well, `all` every trial of the
-    sweep. Trials without a record run in any case.
-    """
-    if force:
-        return "all"
-    return "failed" if retry_failed else "missing"
-
-
 def run(
     sweep: str | Path,
     *,
-    settings: Settings | None = None,
-    data: Data = None,
+    settings: Settings = (),
+    data: Data = (),
     only: Sequence[str] = (),
     cluster: str = "local",
     results: str | Path | None = None,
@@ -144,7 +77,7 @@ def run(
     fail_fast: bool = False,
     until: str = "",
     budget: str = "",
-    parallel: Parallel | None = None,
+    parallel: Parallel | str | None = None,
     tolerate_load: bool = False,
     progress: bool = True,
 ) -> SweepData:
@@ -165,26 +98,45 @@ def run(
     ...
     harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'?
     """
+    # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     folder = results_folder(results)
     texts = settings_texts(settings), data_texts(data)
     loaded, profile = load_planned(str(sweep), *texts, cluster, only=only, results=folder)
     if profile.launcher != "torchrun":
         raise BadInput(
-            f"cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
-            " ranks start on this machine"
+            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
+            " ranks start on this machine (or harness submit)"
         )
     if parallel is not None:
         profile = with_parallel(profile, str(parallel))
     profile = with_tolerance(profile, tolerate_load=tolerate_load)
-    finished = run_sweep(
-        loaded,
-        profile,
-        folder,
-        tracking_uri,
-        console=TerminalConsole(quiet=not progress),
-        redo=trials_to_redo(force=force, retry_failed=retry_failed),
-        fail_fast=fail_fast,
-        goal=goal,
-    )
-    return load(finished.sweep.name, folder.path, only=only)
+    redo: Redo = "all" if force else "failed" if retry_failed else "missing"
+    sweep_folder = folder.sweep_folder(loaded.name)
+    view = LocalRun(loaded, profile, folder, TerminalConsole(quiet=not progress))
+
+    def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
+        """Run the trials of the sweep that are pending, and return all of its records."""
+        # What this command has just run, it must not run once more for a further repeat.
+        settled: set[str] = set()
+        if is_further_repeat:
+            settled = {trial.id for trial in sweep.trials() if trial.repeat < sweep.repeats - 1}
+        return runner.run(
+            sweep,
+            profile,
+            sweep_folder,
+            view,
+            redo=redo,
+            settled=settled,
+            fail_fast=fail_fast,
+            # A job in Slurm's queue may have the same trials, and would write the same folders.
+            check=refuse_live_jobs,
+        )
+
+    with view:
+        with Follower(folder, [sweep_folder], tracking_uri) as follower:
+            adaptive.run_until(goal, loaded, run_pending, fail_fast=fail_fast)
+            view.show_delivery()
+        if follower.trouble is not None:
+            view.on_message(follower.trouble)
+    return replace(load(loaded.name, folder.path, only=only), trouble=follower.trouble)

@@ -31,15 +31,6 @@ def check_table_path(path: Path) -> None:
         raise BadInput(f"--output: found {path}; allowed: a name that ends in {', '.join(WRITERS)}")
 
 
-def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table into a file, in the format that its name ends in; raises BadInput if it can't be."""
-    check_table_path(path)
-    try:
-        WRITERS[path.suffix](frame, path)
-    except OSError as error:
-        raise BadInput(f"--output {path}: {error.strerror}") from None
-
-
 def trial_frame(cells: Sequence[Cell], rows: Sequence[TrialRow]) -> pd.DataFrame:
     """Return rows of trials of these cells as a data frame.
 
@@ -51,17 +42,15 @@ def trial_frame(cells: Sequence[Cell], rows: Sequence[TrialRow]) -> pd.DataFrame
     import pandas as pd
 
     levels = {cell.id: cell.levels for cell in cells}
+    facts = (*IDENTITY, *COURSE, *ORIGIN)
+    values: list[dict[str, Any]] = []
+    for row in rows:
+        known = {name: getattr(row, name) for name in facts}
+        values.append({**levels[row.cell], **row.numbers, **known})
+    numbers = in_order({name for row in rows for name in row.numbers})
     columns: dict[str, Any] = {}
-    for name in IDENTITY:
-        columns[name] = _series([getattr(row, name) for row in rows])
-    for axis in axis_names(cells):
-        columns[axis] = _series([_plain(levels[row.cell].get(axis)) for row in rows])
-    for name in COURSE:
-        columns[name] = _series([getattr(row, name) for row in rows])
-    for name in in_order({name for row in rows for name in row.numbers}):
-        columns[name] = _series([row.numbers.get(name) for row in rows])
-    for name in ORIGIN:
-        columns[name] = _series([getattr(row, name) for row in rows])
+    for name in (*IDENTITY, *axis_names(cells), *COURSE, *numbers, *ORIGIN):
+        columns[name] = _series([_plain(known.get(name)) for known in values])
     columns["started"] = pd.to_datetime(columns["started"], unit="s", utc=True)
     return pd.DataFrame(columns)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -66,7 +68,9 @@ def test_a_folder_of_the_same_name_hides_no_sweep(
     demo: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither that of other results, in whose folder one works, nor a copy."""
-    monkeypatch.setattr(running, "DeliveredRun", UndeliveredRun)
+    monkeypatch.setattr(running, "LocalRun", UndeliveredRun)
+    delivered = nullcontext(SimpleNamespace(trouble=None))
+    monkeypatch.setattr(running, "Follower", lambda *_: delivered)
     monkeypatch.setattr(Runner, "run", lambda *_, **__: iter(()))
     results = tmp_path / "others"
     folder = Results(results).sweep_folder("demo")

@@ -12,7 +12,6 @@ from typing import Self
 
 import pytest
 
-from harness.analysis.adaptive import Goal
 from harness.core.paths import Results
 from harness.interface import running
 from harness.interface.running import LocalRun
@@ -62,19 +61,20 @@ def test_each_repeat_is_redone_once_at_most(
     def run_until(redo: Redo) -> list[int]:
         """Return the repeats that ran, in order."""
         ran.clear()
-        running.run_sweep(
-            sweep,
-            Profile(device="cpu", validity=ValidityRules(contention=None)),
-            results,
-            None,
-            console=TerminalConsole(quiet=True),
-            redo=redo,
-            fail_fast=False,
-            goal=Goal(half_width=0.02),
+        running.run(
+            tmp_path / "sweep.yaml",
+            cluster=str(profile),
+            results=results.path,
+            until="2%",
+            force=redo == "all",
+            retry_failed=redo != "missing",
+            progress=False,
         )
         return list(ran)
 
     ran: list[int] = []
+    profile = tmp_path / "quiet.yaml"
+    profile.write_text("launcher: torchrun\nvalidity: {contention: null}\n")
     monkeypatch.setattr(Runner, "run", run)
     monkeypatch.setattr(running, "LocalRun", UndeliveredRun)
     delivered = nullcontext(SimpleNamespace(trouble=None))
