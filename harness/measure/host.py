@@ -54,20 +54,19 @@ def core_seconds(cores: Sequence[int] = ()) -> dict[str, float]:
     `cores` are those that the trial is bound to, if it is to any: work on other ones, such as a trial
     in another lane, does not slow this one.
     """
-    times = psutil.cpu_times()
+    times, of_core = psutil.cpu_times(), psutil.cpu_times(percpu=True)
     busy = _busy(times)
-    host = busy
-    if cores:
-        of_core = psutil.cpu_times(percpu=True)
-        host = sum(_busy(of_core[core]) for core in cores)
     seconds = {
         "wall": time.perf_counter(),
         "total": busy + times.idle + times.iowait + times.steal,
         "busy": busy,
         "stolen": times.steal,  # cores had work, and the hypervisor ran other machines instead
-        "host": host,
-        "process": _process_seconds(),
+        "host": sum(_busy(of_core[core]) for core in cores) if cores else busy,
+        "process": sum(os.times()[:4]),  # with that of children that have ended
     }
+    for child in multiprocessing.active_children():  # loader workers
+        with suppress(psutil.Error):  # it has just ended
+            seconds["process"] += sum(psutil.Process(child.pid).cpu_times()[:2])
     with suppress(OSError):  # a kernel without this counter
         # Nanoseconds on a core, nanoseconds in a queue for one, times on a core: of the main thread,
         # which trains.
@@ -121,12 +120,3 @@ def _busy(times: Any) -> float:
     The time of guests is part of that of users already.
     """
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
-
-
-def _process_seconds() -> float:
-    """Return the CPU time of this process, of its loader workers, and of children that have ended."""
-    seconds = sum(os.times()[:4])
-    for child in multiprocessing.active_children():
-        with suppress(psutil.Error):  # it has just ended
-            seconds += sum(psutil.Process(child.pid).cpu_times()[:2])
-    return seconds

@@ -23,6 +23,7 @@ KiB, and larger blocks return to the system when they are freed, at the cost of 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -42,9 +43,8 @@ class PeakMemory:
         torch.optim.SGD([torch.zeros(1)], lr=0.1)
         self.device = device
         # Have glibc return freed memory to the system; other C libraries have no such function.
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if malloc_trim is not None:
-            malloc_trim(0)
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
         self.before = _resident_bytes()
         # The peak so far, where the kernel's cannot be reset: only a larger one is of training.
         self.earlier_peak = 0 if self.forget_peak() else self.before.get("VmHWM", 0)
@@ -86,12 +86,9 @@ class PeakMemory:
 def _resident_bytes() -> dict[str, int]:
     """Return VmHWM, VmRSS and RssFile of this process in bytes, as far as the kernel reports them."""
     sizes: dict[str, int] = {}
-    try:
-        status = (SELF / "status").read_text(encoding="utf-8")
-    except OSError:
-        return sizes
-    for line in status.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmHWM", "VmRSS", "RssFile"):
-            sizes[name] = int(value.removesuffix("kB")) * KIB
+    with suppress(OSError):
+        for line in (SELF / "status").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmHWM", "VmRSS", "RssFile"):
+                sizes[name] = int(value.removesuffix("kB")) * KIB
     return sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +52,9 @@ def summarize(
     """
     step_seconds = _step_seconds(ranks)
     window = measured_window(ranks, cell)
-    batch_size, unit = reported_samples(ranks), cell.throughput_unit
-    if batch_size:
-        unit = "samples/s"
-    else:
-        batch_size = 1 if cell.workload.is_script else cell.axes.batch_size
+    of_ranks = [rank.samples_per_step for rank in ranks]
+    samples = None if None in of_ranks else sum(filter(None, of_ranks))
+    batch_size = samples or (1 if cell.workload.is_script else cell.axes.batch_size)
     window_steps = int(window.mask.sum())
     figures: dict[str, Any] = {}
     if window_steps >= MIN_WINDOW_STEPS:
@@ -71,28 +68,19 @@ def summarize(
             "step_p99": p99,
             **_phase_figures(ranks, step_seconds, window.phases),
         }
-    # A script may not have reported its last loss, which is NaN then.
-    final_loss = (
-        float(mean_loss(losses_of(ranks))[-1:].mean()) if step_seconds.shape[1] else math.nan
-    )
+    final_loss = mean_loss(losses_of(ranks))[-1:]
+    final_loss = final_loss[~np.isnan(final_loss)]  # a script may not have reported it
     target, best, final = rank0.target.name, rank0.best_evaluation, rank0.final_evaluation
     return Summary(
         window_steps=window_steps,
         settled=window.settled,
-        throughput_unit=unit,
-        samples_per_step=reported_samples(ranks),
-        final_loss=None if math.isnan(final_loss) else final_loss,
+        throughput_unit="samples/s" if samples else cell.throughput_unit,
+        samples_per_step=samples,
+        final_loss=float(final_loss[0]) if len(final_loss) else None,
         final_metric=None if final is None else final.metrics[target],
         best_metric=None if best is None else best.metrics[target],
         **figures,
     )
-
-
-def reported_samples(ranks: Sequence[RankResult]) -> float | None:
-    """Return the samples of a script's step of all ranks together, None where they are not known."""
-    samples = [rank.samples_per_step for rank in ranks]
-    known = [count for count in samples if count is not None]
-    return sum(known) if known and len(known) == len(samples) else None
 
 
 def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> Numbers:
@@ -179,26 +167,22 @@ def _phase_figures(
     steps = int(mask.sum())
     if not steps:
         return {}
-    rank_seconds = step_seconds[:, mask].sum(axis=1)
-    phases: dict[str, Numbers] = {}  # seconds of each rank
+    busy = step_seconds[:, mask].sum(axis=1)  # of each rank
+    total = busy.sum()
+    figures: dict[str, Any] = {"shares": {}, "phase_steps": steps}
     for name in ranks[0].step_phases:
         rows = [result.step_phases[name][mask] for result in ranks]
-        phases[name] = np.asarray(np.nansum(rows, axis=1, dtype=np.float64))
-    communication = phases.get("communication")
-    figures: dict[str, Any] = {
-        "shares": {name: float(row.sum() / rank_seconds.sum()) for name, row in phases.items()},
-        "phase_steps": steps,
-    }
-    if len(ranks) == 1:
-        figures["node_seconds"] = _node_seconds(ranks, rank_seconds / steps)
-    elif communication is not None:  # else it is not known who waited for whom
-        # Ranks wait for each other while they communicate, so all of them take equally long. The
-        # slowest is the one that spends the most time on anything else.
-        busy = rank_seconds - communication
-        index = int(busy.argmax())
-        skew = float((busy[index] - np.delete(busy, index).mean()) / rank_seconds.max())
-        slowest = ranks[index]
-        figures["slowest"] = SlowestRank(rank=slowest.rank, host=slowest.host, skew=skew)
+        figures["shares"][name] = float(np.nansum(rows, dtype=np.float64) / total)
+        if name == "communication" and len(ranks) > 1:
+            # Ranks wait for each other while they communicate, so all of them take equally long. The
+            # slowest is the one that spends the most time on anything else.
+            whole = busy.max()
+            busy = busy - np.nansum(rows, axis=1, dtype=np.float64)
+            index = int(busy.argmax())
+            skew = float((busy[index] - np.delete(busy, index).mean()) / whole)
+            slowest = ranks[index]
+            figures["slowest"] = SlowestRank(rank=slowest.rank, host=slowest.host, skew=skew)
+    if len(ranks) == 1 or "slowest" in figures:  # else it is not known who waited for whom
         figures["node_seconds"] = _node_seconds(ranks, busy / steps)
     return figures
 
@@ -209,8 +193,7 @@ def _node_seconds(ranks: Sequence[RankResult], busy: Numbers) -> dict[str, float
     `busy` has those of each rank without communication, shape (ranks,).
     """
     nodes: dict[str, float] = {}
-    for rank, seconds in zip(ranks, busy.tolist(), strict=True):
-        if seconds > 0:
-            nodes[rank.host] = max(seconds, nodes.get(rank.host, 0.0))
-    slowest_first = sorted(nodes.items(), key=lambda item: -item[1])
-    return dict(slowest_first[:MAX_NODES])
+    for rank, seconds in sorted(zip(ranks, busy.tolist(), strict=True), key=lambda pair: -pair[1]):
+        if seconds > 0 and len(nodes) < MAX_NODES:
+            nodes.setdefault(rank.host, seconds)
+    return nodes

@@ -39,9 +39,9 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageE
 from harness.core.paths import TrialFolder
 from harness.core.processes import end_process
 from harness.core.reporting import listening
-from harness.measure.clock import Phase, SegmentTimes, StepClock, step_clock
+from harness.measure.clock import Phase, SegmentTimes, step_clock
 from harness.measure.memory import PeakMemory
-from harness.measure.telemetry import TelemetrySampler, telemetry_for
+from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result
 from harness.records.record import Evaluation, Failure, Rank0Report, RankResult, TargetMetric
@@ -74,6 +74,7 @@ from harness.training.tree_reduction import local_part
 from workloads.importing import make_importable
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+NOTED_PAUSE = 0.1  # seconds without gradients below which nothing is said
 MAX_FILES = 2000  # of the script's folder that are looked at for changes
 
 
@@ -93,16 +94,17 @@ class ScriptObserver:
         folder: TrialFolder,
         ranks: Ranks,
         state: TrainingState,
-        stack: ExitStack,
     ) -> None:
-        """Watch without hooks; `stack` closes what is opened on the way."""
-        self.assignment, self.ranks, self.state, self._stack = assignment, ranks, state, stack
+        """Prepare to watch."""
+        self.assignment, self.ranks, self.state = assignment, ranks, state
         self.hooks = Hooks()  # between the segments; a gate sets its own
         cell = assignment.trial.cell
-        self.uses, self.length = cell.workload.uses, cell.length.steps
+        self.uses, self.length, self.warmup = cell.workload.uses, cell.length.steps, cell.warmup
         self.skipped_steps = 0  # before the first segment, which are not counted
-        self.device = _visible_device(assignment, ranks)
-        self.memory = PeakMemory(self.device)
+        device, cores = _visible_device(assignment, ranks), assignment.lane.cores
+        self.memory = PeakMemory(device)
+        self.telemetry = telemetry_for(device, warmup=cell.warmup, cores=cores)
+        self.clock = step_clock(device)
         # Those that step in the present part of the script: of a fold that is over, nothing is kept alive.
         self.optimizers: dict[Optimizer, None] = {}
         self.pauses = Pauses(self.optimizers)
@@ -119,8 +121,6 @@ class ScriptObserver:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
         self._process_group: dist.ProcessGroup | None = None
-        self._clock: StepClock | None = None
-        self._telemetry: TelemetrySampler | None = None
         self._leader: Optimizer | None = None
         self._stepping: Optimizer | None = None  # others step within it if it wraps them
         # Of others since the last step, their own as marks of the clock.
@@ -144,8 +144,8 @@ class ScriptObserver:
         if self._stepping not in (None, optimizer) or _is_initialization(optimizer):
             return
         self._stepping = optimizer
-        clock = self._clock or self._prepare(optimizer)
         self._choose_leader(optimizer)
+        clock = self.clock
         if optimizer is self._leader:
             if self._is_at_length():
                 raise _LengthReached
@@ -158,8 +158,8 @@ class ScriptObserver:
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note that the optimizer has stepped; if it is the leading one, the step has ended."""
-        clock = self._clock
-        if clock is None or optimizer is not self._stepping:
+        clock = self.clock
+        if optimizer is not self._stepping:
             return  # it had begun before it was watched
         self._stepping, self._has_backward = None, False
         self.loaded.end_step()
@@ -202,10 +202,12 @@ class ScriptObserver:
     def _choose_leader(self, optimizer: Optimizer) -> None:
         """Let an optimizer lead that is the first one, made anew, or steps twice without the leader."""
         if self._leader is None:
-            self._leader = optimizer
+            self._leader, self._process_group = optimizer, dist.group.WORLD
+            self.state.training_began_at = time.time()
+            self.state.add_seconds("build", time.perf_counter() - self._began)
         elif optimizer in self._others:  # both of its steps count
-            if self._clock is not None and self._clock.running:
-                self._clock.end_step_at(self._others[optimizer])
+            if self.clock.running:
+                self.clock.end_step_at(self._others[optimizer])
             self._leader = optimizer
             self.optimizers.clear()
             self._count_step()
@@ -222,48 +224,30 @@ class ScriptObserver:
         self._steps_seen += 1
         self._joined |= dist.is_initialized()
         pause = self.pauses.end_step()
-        if self._clock is not None and self._clock.running:
+        if self.clock.running:
             self._pause_seconds.append(pause)
             self.state.step += 1
 
     # Segments
 
-    def _prepare(self, optimizer: Optimizer) -> StepClock:
-        """Make what depends on the device, which the parameters of the first optimizer are on."""
-        first = first_parameter(optimizer)
-        device = self.device if first is None else first.device
-        self._process_group = dist.group.WORLD
-        cell, cores = self.assignment.trial.cell, self.assignment.lane.cores
-        self._telemetry = telemetry_for(device, warmup=cell.warmup, cores=cores)
-        self._stack.enter_context(self._telemetry)
-        self._clock = step_clock(device)
-        self.state.training_began_at = time.time()
-        self.state.add_seconds("build", time.perf_counter() - self._began)
-        return self._clock
-
     def _begin_segment(self) -> None:
         """Begin a segment, whose clock starts once the device has finished its work."""
-        assert self._clock is not None
-        assert self._telemetry is not None
-        step, warmup = self.state.step, self.assignment.trial.cell.warmup
-        stop = self.length or MAX_STEPS
-        if step < warmup:  # telemetry begins with a segment
-            stop = min(stop, warmup)
+        step, stop = self.state.step, self.length or MAX_STEPS
+        if step < self.warmup:  # telemetry begins with a segment
+            stop = min(stop, self.warmup)
         self._segment_stop = self.hooks.before_segment(self.state, stop)
         self._segment_start = step
-        self._telemetry.begin_segment()
-        self._clock.start()
+        self.telemetry.begin_segment()
+        self.clock.start()
         self._segment_began = time.perf_counter()
 
     def _end_segment(self) -> None:
         """End the segment and keep its numbers."""
-        assert self._clock is not None
-        assert self._telemetry is not None
         state = self.state
-        times = self._without_pauses(self._clock.stop())
+        times = self._without_pauses(self.clock.stop())
         self._ended = time.perf_counter()
         steps = len(times.steps)
-        self._telemetry.end_segment(steps)
+        self.telemetry.end_segment(steps)
         state.step_seconds += times.steps.tolist()
         state.step_phases.setdefault("optimizer", []).extend(times.phases["optimizer"].tolist())
         state.add_seconds("train", float(times.steps.sum()))
@@ -310,15 +294,15 @@ class ScriptObserver:
 
     def finish(self) -> None:
         """Keep the numbers of the steps since the last segment, once the script has ended."""
-        if self._clock is not None and self._clock.running:
+        if self.clock.running:
             if self.state.step > self._segment_start:
                 self._end_segment()
-            self._clock.running = False
+            self.clock.running = False
         self._read_losses()
         if self.state.step:
             self.state.add_seconds("end", time.perf_counter() - self._ended)
         pause = self.state.phases.get("evaluate", 0.0)
-        if pause:
+        if pause >= NOTED_PAUSE:
             self.notes.append(
                 f"no part of its steps: {pause:.1f} s without gradients or for saving"
             )
@@ -378,13 +362,12 @@ class ScriptObserver:
 
     def result(self, entered: RankResult) -> RankResult:
         """Return what this rank leaves; no other rank takes part."""
-        assert self._telemetry is not None  # as there were steps
         memory = self.memory.read()
         is_rank_0 = self.ranks.is_rank_0
         return replace(
             entered,
             **self.state.result(),
-            telemetry=self._telemetry.report(),
+            telemetry=self.telemetry.report(),
             memory=memory,
             phases=dict(self.state.phases),
             samples_per_step=self.samples_per_step,
@@ -424,7 +407,8 @@ def observe(
 ) -> Iterator[ScriptObserver]:
     """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts."""
     with ExitStack() as stack:
-        observer = ScriptObserver(assignment, folder, ranks, state, stack)
+        observer = ScriptObserver(assignment, folder, ranks, state)
+        stack.enter_context(observer.telemetry)
         # In a step that the script compiles, Dynamo would trace the hooks, and fail at the clock.
         hide: Any = torch.compiler.disable
         stack.callback(register_optimizer_step_pre_hook(hide(observer.before_step)).remove)

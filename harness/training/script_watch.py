@@ -7,6 +7,7 @@ wrapped while a script runs; `watch` lists them.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import threading
@@ -62,9 +63,9 @@ class Pauses:
         if not self._depth:
             self._seconds += time.perf_counter() - self._block_began
 
-    def set_mode(self, module: torch.nn.Module, *, is_training: bool) -> None:
+    def set_mode(self, module: torch.nn.Module, mode: bool = True) -> None:
         """Note that a module that is trained is evaluated from now on, or trained again."""
-        if is_training == (self._evaluation_began is None):
+        if mode == (self._evaluation_began is None):
             return
         trained = {id(first_parameter(optimizer)) for optimizer in self._optimizers}
         if not any(id(parameter) in trained for parameter in module.parameters()):
@@ -215,63 +216,47 @@ def watch(
         setattr(owner, name, wrapper(original))
         stack.callback(setattr, owner, name, original)
 
-    def entering(original: Any) -> Any:
-        def enter(block: Any) -> Any:
-            pauses.enter()
-            return original(block)
-
-        return enter
-
-    def leaving(original: Any) -> Any:
-        def leave(block: Any, *error: Any) -> Any:
-            result = original(block, *error)
-            pauses.leave()
-            return result
-
-        return leave
-
-    def saving(original: Any) -> Any:
-        def save(*arguments: Any, **options: Any) -> Any:
-            pauses.enter()
-            try:
-                return original(*arguments, **options)
-            finally:
-                pauses.leave()
-
-        return save
-
-    def setting_mode(original: Any) -> Any:
-        def train(module: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
-            result: torch.nn.Module = original(module, mode)
-            pauses.set_mode(module, is_training=mode)
-            return result
-
-        return train
-
     def iterating(original: Any) -> Any:
         def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
             return _CountedBatches(loader, original(loader), samples)
 
         return iterate
 
-    def computing_gradients(original: Any) -> Any:
-        def backward(*arguments: Any, **options: Any) -> Any:
-            on_backward()
-            return original(*arguments, **options)
-
-        return backward
-
     for block in (torch.no_grad, torch.inference_mode):
-        replace(block, "__enter__", entering)
-        replace(block, "__exit__", leaving)
+        replace(block, "__enter__", _calling(before=lambda block: pauses.enter()))
+        replace(block, "__exit__", _calling(after=lambda block, *error: pauses.leave()))
+    saving = _calling(lambda *_, **__: pauses.enter(), lambda *_, **__: pauses.leave())
     replace(torch, "save", saving)
-    replace(torch.nn.Module, "train", setting_mode)
+    replace(torch.nn.Module, "train", _calling(after=pauses.set_mode))
     replace(DataLoader, "__iter__", iterating)
-    replace(torch.autograd, "backward", computing_gradients)
+    replace(torch.autograd, "backward", _calling(before=lambda *_, **__: on_backward()))
     replace(torch.multiprocessing, "spawn", _refusing_ranks)
     replace(torch.multiprocessing, "start_processes", _refusing_ranks)
     replace(os, "_exit", _exiting)
     replace(argparse.ArgumentParser, "exit", _exiting_with_message)
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    """Do nothing before or after a call."""
+
+
+def _calling(
+    before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing
+) -> Callable[[Any], Any]:
+    """Return what wraps a function in calls with the same arguments."""
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            before(*arguments, **options)
+            try:
+                return original(*arguments, **options)
+            finally:
+                after(*arguments, **options)
+
+        return call
+
+    return wrap
 
 
 def _refusing_ranks(original: Any) -> Any:
