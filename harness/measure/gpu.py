@@ -68,12 +68,12 @@ class NvmlGpu:
         millijoules = self._query(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         return None if millijoules is None else millijoules / 1e3
 
-    def throttle_reasons(self) -> set[str] | None:
-        """Return the keys of THROTTLING that apply now, None if the GPU does not report them."""
+    def throttle_reasons(self) -> dict[str, bool] | None:
+        """Return whether each of THROTTLING applies now, None if the GPU does not report them."""
         bits = self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         if bits is None:
             return None
-        return {name for name, bit in THROTTLING.items() if bits & bit}
+        return {name: bool(bits & bit) for name, bit in THROTTLING.items()}
 
     def foreign_processes(self) -> set[str] | None:
         """Return the processes that compute here and are not of this trial, None if that is unknown.
@@ -83,10 +83,7 @@ class NvmlGpu:
         """
         processes = self._query(pynvml.nvmlDeviceGetComputeRunningProcesses) or []
         pids = {process.pid for process in processes}
-        if os.getpid() not in pids:
-            return None
-        descriptions = {foreign_process(pid) for pid in pids}
-        return {description for description in descriptions if description is not None}
+        return set(filter(None, map(foreign_process, pids))) if os.getpid() in pids else None
 
     def close(self) -> None:
         """Shut NVML down; nothing is read afterwards."""

@@ -45,10 +45,7 @@ def site_of(stack: str) -> str:
     calls = FRAME.findall(stack)
     of_harness = [call for call in calls if OF_HARNESS.search(call[0])]
     frame = own_frame(stack) or (of_harness or calls or [None])[-1]
-    if frame is None:
-        return ""
-    path, line = frame
-    return f"{Path(path).name}:{line}"
+    return "" if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
 
 
 def process_state(pid: int, created: float) -> str:

@@ -8,7 +8,6 @@ is dropped.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -35,7 +34,7 @@ class TelemetrySampler:
     """The telemetry of one trial at one rank. As a context manager, it samples in its block.
 
     Segments that begin within the first `warmup` steps do not count. A reading that raises stops no
-    training: the first error of each reading is in the report.
+    training: it is absent, and the rank's log has the first error of its kind.
     """
 
     def __init__(
@@ -44,21 +43,20 @@ class TelemetrySampler:
         """Prepare to sample every `interval` seconds; `cores` are the trial's, none for all."""
         self.gpu: NvmlGpu | None = None
         self.cores, self.warmup, self.interval = cores, warmup, interval
-        self.errors: dict[str, str] = {}  # the first error of each reading
         # A daemon, so that a thread that hangs in a driver does not keep the process alive.
         self.thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
         self._ended = threading.Event()
+        self._failed: set[str] = set()  # readings that have raised
         # The counters at the beginning of the segment, None outside those that count.
         self._segment: dict[str, float] | None = None
         self._steps_begun = 0  # those of the warm-up, too
         # Of the segments that count: steps, and what was added to the counters.
         self._steps = 0
         self._spent: Counter[str] = Counter()
-        # Of the samples: moments, in seconds since the epoch, and readings.
-        self._times: list[float] = []
+        # Of the samples: readings, throttle reasons where they are known, and processes of others.
         self._readings: list[dict[str, float]] = []
-        self._throttled: list[set[str]] = []  # of the samples of which it is known
-        self._foreign_processes: set[str] | None = None  # that any sample saw; None if unknown
+        self._throttled: list[dict[str, bool]] = []
+        self._foreign_processes: set[str] | None = None  # None if unknown
 
     def __enter__(self) -> TelemetrySampler:
         self.thread.start()
@@ -67,9 +65,7 @@ class TelemetrySampler:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.thread.join(JOIN_TIMEOUT)
-        if self.thread.is_alive():
-            self.errors["thread"] = f"has not ended within {JOIN_TIMEOUT} s"
-        elif self.gpu is not None:
+        if self.gpu is not None and not self.thread.is_alive():
             self.attempt("gpu", self.gpu.close)
 
     def begin_segment(self) -> None:
@@ -89,82 +85,67 @@ class TelemetrySampler:
     def _read_counters(self) -> dict[str, float]:
         """Return the counters of the host and of the GPU's energy, as far as they can be read."""
         counters = self.attempt("host counters", lambda: core_seconds(self.cores)) or {}
-        if self.gpu is not None:
-            joules = self.attempt("gpu energy", self.gpu.joules)
-            if joules is not None:
-                counters["joules"] = joules
-        return counters
+        joules = None if self.gpu is None else self.attempt("gpu energy", self.gpu.joules)
+        return counters if joules is None else {**counters, "joules": joules}
 
     def report(self) -> record.Telemetry:
         """Return all that was measured so far."""
-        count = len(self._times)
-        names = {name for sample in self._readings[:count] for name in sample}
+        samples, throttled = list(self._readings), list(self._throttled)
+        names = {name for sample in samples for name in sample}
         readings: dict[str, Numbers] = {}  # NaN where a sample could not be read
         for name in sorted(names):
-            values = [sample.get(name, np.nan) for sample in self._readings[:count]]
+            values = [sample.get(name, np.nan) for sample in samples]
             readings[name] = np.array(values, dtype=np.float32)
-        throttled: dict[str, float] | None = None  # shares of samples
-        if self._throttled:
-            from harness.measure.gpu import THROTTLING
-
-            throttled = {}
-            for name in THROTTLING:
-                throttled[name] = float(np.mean([name in reasons for reasons in self._throttled]))
-        foreign = None if self._foreign_processes is None else sorted(self._foreign_processes)
-        seconds, joules = self._spent["wall"], self._spent.get("joules")
+        shares: dict[str, float] = {}  # of samples
+        for reason in throttled[0] if throttled else ():
+            shares[reason] = float(np.mean([sample[reason] for sample in throttled]))
+        foreign, joules = self._foreign_processes, self._spent.get("joules")
         # NVML updates its counter only every 20 to 100 ms (Yang, Adamek and Armour, SC 2024,
         # arXiv:2312.02741), and it may be reset.
-        is_metered = joules is not None and joules >= 0 and seconds >= MIN_METERED
+        is_metered = joules is not None and joules >= 0 and self._spent["wall"] >= MIN_METERED
         return record.Telemetry(
-            seconds=seconds,
+            seconds=self._spent["wall"],
             steps=self._steps,
-            sample_times=np.array(self._times[:count], dtype=np.float64),
             readings=readings,
             shares=core_shares(self._spent),
             joules=joules if is_metered else None,
-            throttled=throttled,
-            foreign_processes=foreign,
-            errors=dict(self.errors),
+            throttled=shares if throttled else None,
+            foreign_processes=None if foreign is None else sorted(foreign),
         )
 
     def attempt(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return a reading; if it raises, note the error under its name and return None."""
+        """Return a reading; if it raises, print the first error of its name and return None."""
         try:
             return read()
         except Exception as error:
-            self.errors.setdefault(name, f"{type(error).__name__}: {one_line(error)}")
+            if name not in self._failed:
+                self._failed.add(name)
+                print(f"telemetry: {name}: {type(error).__name__}: {one_line(error)}", flush=True)
             return None
 
     def _watch(self) -> None:
-        """Take samples during segments, in the thread."""
+        """Take samples during segments, in the thread; drop one if its segment ends before it is done."""
         while not self._ended.wait(self.interval):
-            segment = self._segment
-            if segment is not None:
-                self._take_sample(segment, self.gpu)
-
-    def _take_sample(self, segment: object, gpu: NvmlGpu | None) -> None:
-        """Read everything once; drop it if the segment ends before that is done."""
-        at = time.time()
-        readings = self.attempt("host", host_gauges) or {}
-        throttled = foreign = None
-        if gpu is not None:
-            readings |= self.attempt("gpu", gpu.gauges) or {}
-            throttled = self.attempt("gpu throttle reasons", gpu.throttle_reasons)
-            foreign = self.attempt("gpu processes", gpu.foreign_processes)
-        if self._segment is not segment:
-            return
-        self._readings.append(readings)
-        self._times.append(at)
-        if throttled is not None:
-            self._throttled.append(throttled)
-        if foreign is not None:
-            self._foreign_processes = (self._foreign_processes or set()) | foreign
+            segment, gpu = self._segment, self.gpu
+            if segment is None:
+                continue
+            readings = self.attempt("host", host_gauges) or {}
+            throttled = foreign = None
+            if gpu is not None:
+                readings |= self.attempt("gpu", gpu.gauges) or {}
+                throttled = self.attempt("gpu throttle reasons", gpu.throttle_reasons)
+                foreign = self.attempt("gpu processes", gpu.foreign_processes)
+            if self._segment is segment:
+                self._readings.append(readings)
+                self._throttled += [] if throttled is None else [throttled]
+                if foreign is not None:
+                    self._foreign_processes = foreign | (self._foreign_processes or set())
 
 
 def telemetry_for(
     device: torch.device, *, warmup: int, cores: Sequence[int] = ()
 ) -> TelemetrySampler:
-    """Return the telemetry of `device` and this host; without NVML its report has the reason.
+    """Return the telemetry of `device` and this host; without NVML it has no readings of the GPU.
 
     `cores` are those that the trial has for itself, none if it has the whole host.
     """

@@ -229,26 +229,24 @@ class LossScale:
 class Telemetry:
     """What was sampled during training at one rank.
 
-    It is of segments of nothing but training, after the warm-up. `sample_times` and `readings` are
-    samples from within segments. `shares` come from counters that are read at both ends of every
-    segment, and so cover all of it.
+    It is of segments of nothing but training, after the warm-up. `readings` are samples from within
+    segments. `shares` and `joules` come from counters that are read at both ends of every segment, and
+    so cover all of it.
     """
 
     seconds: Amount  # of the segments
     steps: Number  # optimizer steps in the segments
-    sample_times: Numbers = field(compare=False)  # seconds since the epoch
-    # Name -> values, as long as `sample_times` and NaN where unread. The names end in the unit, as
-    # in gpu_power_w; those without one are shares.
+    # Name -> values, a sample a second, NaN where unread. The names end in the unit, as in gpu_power_w;
+    # those without one are shares.
     readings: Mapping[str, Numbers] = field(compare=False)
     # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
     # `harness.measure.host` explains them.
     shares: Mapping[str, float]
-    # That `steps` took, by the energy between samples; None where the GPU has no energy counter.
+    # That `steps` took; None where the GPU has no energy counter, and of a few seconds.
     joules: float | None = None
     throttled: Mapping[str, Share] | None = None  # reason -> share of samples; None where unknown
     # Processes of others on the GPU, as in "pid 123 python"; None where unknown.
     foreign_processes: Sequence[str] | None = None
-    errors: Mapping[str, str] = field(default_factory=dict)  # reading -> the first error it raised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,7 +62,12 @@ def test_readings_come_in_their_units(install: Install) -> None:
     }
     assert gpu.joules() == 123_456_789.012
     # Want of power and of cooling; the others are no throttling.
-    assert gpu.throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown"}
+    reasons = gpu.throttle_reasons()
+    assert reasons is not None
+    assert {name for name, applies in reasons.items() if applies} == {
+        "sw_power_cap",
+        "hw_thermal_slowdown",
+    }
     assert driver.open == 1
     gpu.close()
     assert driver.open == 0
@@ -155,7 +160,6 @@ def test_readings_of_a_real_gpu_are_plausible() -> None:
         telemetry.end_segment(100)
     report = telemetry.report()
     means = {name: float(np.nanmean(series)) for name, series in report.readings.items()}
-    assert report.errors == {}
     assert means["gpu_memory_bytes"] > 2**30
     assert 0 < means["gpu_utilization"] <= 1
     assert 10 < means["gpu_temperature_c"] < 110

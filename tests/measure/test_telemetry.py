@@ -36,7 +36,7 @@ def watch(telemetry: TelemetrySampler, *, samples: int = 3) -> records.Telemetry
     """Return the report of one segment of 10 steps that lasts for so many samples."""
     with telemetry:
         telemetry.begin_segment()
-        wait_until(lambda: len(telemetry.report().sample_times) >= samples)
+        wait_until(lambda: len(telemetry._readings) >= samples)
         telemetry.end_segment(10)
     return telemetry.report()
 
@@ -50,13 +50,13 @@ class TestSamples:
         assert np.isnan(readings["gpu_temperature_c"][0])
         assert readings["gpu_temperature_c"][1] == 60
         assert min(readings["resident_bytes"]) > 2**20
-        assert {len(values) for values in readings.values()} == {len(report.sample_times)}
+        assert len({len(values) for values in readings.values()}) == 1
 
     def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
         reasons = [{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, set()]
         report = watch(sampler(FakeGpu(throttled=reasons)))
         assert report.throttled is not None
-        count = len(report.sample_times)
+        count = len(report.readings["resident_bytes"])
         shares = {name: round(share * count) for name, share in report.throttled.items()}
         assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
@@ -81,12 +81,7 @@ class TestSamples:
             report = telemetry.report()
             telemetry.begin_segment()
             telemetry.end_segment(4)
-        assert (len(report.sample_times), report.steps, report.seconds, report.shares) == (
-            0,
-            0,
-            0,
-            {},
-        )
+        assert (report.readings, report.steps, report.seconds, report.shares) == ({}, 0, 0, {})
         assert telemetry.report().steps == 4
 
     def test_that_straddle_the_end_of_a_segment_do_not_count(self) -> None:
@@ -104,7 +99,7 @@ class TestSamples:
             reading.wait(60)
             telemetry.end_segment(10)
             ended.set()
-        assert len(telemetry.report().sample_times) == 0
+        assert telemetry.report().readings == {}
 
 
 class TestEnergy:
@@ -125,15 +120,19 @@ class TestEnergy:
 
     def test_of_a_gpu_without_a_counter_is_unknown(self) -> None:
         report = watch(sampler(FakeGpu()))
-        assert (report.joules, report.errors) == (None, {})
+        assert report.joules is None
 
 
-def test_trouble_leaves_its_name_and_takes_nothing_else_along() -> None:
+def test_trouble_is_named_in_the_log_once_and_takes_nothing_else_along(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lost = RuntimeError("GPU is\nlost")
     gpu = FakeGpu(readings=[lost, {"gpu_power_w": 1.0}], joules=[lost], throttled=[lost])
     report = watch(sampler(gpu))
-    names = ("gpu", "gpu energy", "gpu throttle reasons")
-    assert report.errors == dict.fromkeys(names, "RuntimeError: GPU is lost")
+    assert capsys.readouterr().out.splitlines() == [
+        f"telemetry: {name}: RuntimeError: GPU is lost"
+        for name in ("gpu energy", "gpu", "gpu throttle reasons")
+    ]
     assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
     assert report.readings["gpu_power_w"][1] == 1.0
     assert report.steps == 10
@@ -175,14 +174,15 @@ class TestThread:
             telemetry.begin_segment()
             reading.wait(60)
             telemetry.end_segment(1)
-        assert telemetry.report().errors["thread"] == "has not ended within 0.1 s"
         assert not gpu.closed  # the thread is in it
         assert telemetry.thread.daemon
         freed.set()
         telemetry.thread.join(60)
 
 
-def test_where_there_is_no_nvml_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_nvml_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise pynvml.NVMLError_LibraryNotFound
 
@@ -191,9 +191,9 @@ def test_where_there_is_no_nvml_the_report_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
     telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
     assert telemetry.gpu is None
-    assert telemetry.report().errors == {
-        "gpu": "NVMLError_LibraryNotFound: NVML Shared Library Not Found"
-    }
+    assert capsys.readouterr().out == (
+        "telemetry: gpu: NVMLError_LibraryNotFound: NVML Shared Library Not Found\n"
+    )
 
 
 def test_the_report_comes_back_from_a_record(tmp_path: Path) -> None:
@@ -247,8 +247,6 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     measured = rank.step_seconds[-report.steps :]
     assert 0 < report.steps < 80
     assert measured.sum() <= report.seconds
-    assert len(report.sample_times) >= 1
     assert report.readings["resident_bytes"].min() > 50 * 2**20
     assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
-    assert report.errors == {}
     assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(record.numbers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.measure.validity import violations
@@ -18,11 +17,9 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 
 def telemetry(**changes: Any) -> Telemetry:
     """Return the telemetry of a quiet machine with these changes."""
-    no_samples = np.empty(0)
     quiet = Telemetry(
         seconds=10.0,
         steps=20,
-        sample_times=no_samples,
         readings={},
         shares={"cpu_steal": 0.0},
         throttled={},

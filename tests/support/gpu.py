@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from harness.measure.gpu import NvmlGpu
+from harness.measure.gpu import THROTTLING, NvmlGpu
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -50,9 +50,9 @@ class FakeGpu(NvmlGpu):
         counter: float | None = _said(self._joules)
         return counter
 
-    def throttle_reasons(self) -> set[str] | None:
+    def throttle_reasons(self) -> dict[str, bool] | None:
         reasons: set[str] | None = _said(self._throttled)
-        return reasons
+        return None if reasons is None else {name: name in reasons for name in THROTTLING}
 
     def foreign_processes(self) -> set[str] | None:
         processes: set[str] | None = _said(self._processes)
