@@ -7,9 +7,11 @@ Everything else keeps its traceback. The command line ends with the exit code of
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 MAX_MESSAGE = 1000  # characters of an error
+ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # such as torch's for bold text
 
 
 class HarnessError(Exception):
@@ -137,7 +139,7 @@ def one_line(text: object, limit: int = 300) -> str:
     Texts of other libraries, and of files, may hold escape sequences that change a terminal. A text
     that was cut ends in an ellipsis.
     """
-    joined = " ".join(str(text).split())
+    joined = " ".join(ESCAPE_SEQUENCE.sub("", str(text)).split())
     flat = "".join(character for character in joined if character.isprintable())
     if len(flat) <= limit:
         return flat

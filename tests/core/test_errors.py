@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.errors import BadInput, parse_percentage
+from harness.core.errors import BadInput, one_line, parse_percentage
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,7 @@ def test_no_percentage(text: str) -> None:
 def test_fraction_is_answered_with_both_percentages() -> None:
     with pytest.raises(BadInput, match=r"found '0\.05'; did you mean '5%' or '0\.05%'\? allowed"):
         parse_percentage("0.05", "--until")
+
+
+def test_one_line_has_no_escape_sequences() -> None:
+    assert one_line("\x1b[1mbold\x1b[0m\nand\x07 plain") == "bold and plain"
