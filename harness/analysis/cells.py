@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from harness.records.record import Record
 from harness.spec.axes import AXES
-from harness.spec.cell import Cell, axis_names, level_reader
+from harness.spec.cell import Cell, axis_names
 from harness.spec.sweep import Sweep
 
 SAMPLE = 100  # cells that axes are first compared in
@@ -23,9 +23,8 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
     varying = _varying_in_harness(cells)
     for axis in axis_names(cells):
         if axis not in AXES:
-            read = level_reader(axis)
-            level = read(cells[0])
-            if any(read(cell) != level for cell in cells):
+            level = cells[0].level(axis)
+            if any(cell.level(axis) != level for cell in cells):
                 varying.append(axis)
     return varying
 

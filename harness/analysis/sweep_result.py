@@ -11,13 +11,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.analysis.cells import group_by_cell
+from harness.analysis.cells import group_by_cell, varying_axes
 from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
 from harness.analysis.questions import SPEED, throughput_question
 from harness.analysis.result import UNRECORDED, CellResult, cell_result
 from harness.core.errors import BadInput
 from harness.records.record import Record
-from harness.spec.cell import Cell, axis_names, level_reader
+from harness.spec.cell import Cell
 from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
 from harness.statistics.verdict import ALPHA
@@ -204,12 +204,10 @@ def attributions(side: Side) -> dict[str, Attribution]:
     machine in common. What else ran on the machine counts as one more axis.
     """
     cells = [result.cell for result in side.cells]
-    readers = {axis: level_reader(axis) for axis in axis_names(cells)}
-    # An axis that is the same everywhere has no effect.
-    varying = {axis: read for axis, read in readers.items() if len(set(map(read, cells))) > 1}
+    varying = varying_axes(cells)  # one that is the same everywhere has no effect
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
-        levels: dict[str, Hashable] = {axis: read(result.cell) for axis, read in varying.items()}
+        levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in varying}
         of_workload = points.setdefault(result.cell.workload.label, [])
         for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
             of_trial = {**levels, LANES: str(trial.lanes)}

@@ -173,7 +173,7 @@ def workloads(
       harness workloads spiral.py:Spiral
     """
     if name:
-        show_workload(name, named_declaration(name, Path.cwd()))
+        show_workload(name, named_declaration(name))
     else:
         show_workloads(BUILT_IN)
 

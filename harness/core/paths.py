@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from harness.core.storage import writing
@@ -300,28 +300,14 @@ def write_atomically(
     Raises StorageError, which names the file, where the disk is full or fails.
     """
     encoded = content.encode("utf-8") if isinstance(content, str) else content
-    write_atomically_by(path, lambda file: file.write(encoded), durable=durable, mode=mode)
-
-
-def write_atomically_by(
-    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o644
-) -> None:
-    """Write a file as `write_atomically` does, by a function that writes to the open file.
-
-    What is large need not be in memory at once.
-    """
     with writing(path):
-        changed_folders = [path.parent]  # whose lists of names are others afterwards
-        for folder in (path.parent, *path.parent.parents):
-            if folder.exists():
-                break
-            changed_folders.append(folder.parent)
+        new_folders = [folder for folder in path.parents if not folder.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp lets nobody but the owner read the file until it has its own permissions.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                write(file)
+                file.write(encoded)
                 os.fchmod(file.fileno(), mode)
                 if durable:
                     file.flush()
@@ -331,8 +317,8 @@ def write_atomically_by(
             Path(temporary).unlink(missing_ok=True)
             raise
         if durable:
-            for folder in changed_folders:
-                fsync_folder(folder)
+            for name in (path, *new_folders):
+                fsync_folder(name.parent)
 
 
 def fsync_folder(folder: Path) -> None:

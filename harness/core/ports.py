@@ -8,18 +8,13 @@ import random
 import socket
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError
 
 LOOPBACK = "127.0.0.1"
-LOWEST_PORT = 20000  # services such as sshd or a database usually listen below
+# Services such as sshd or a database usually listen below, and Linux hands out those above to clients.
+PORTS = range(20000, 32768)
 CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
-SMALLEST_RANGE = (
-    1000  # ports; in a smaller range, trials side by side would often draw the same one
-)
-# Linux's own file: the lowest and the highest port that it hands out to clients.
-EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def node_address(interface: str | None) -> str:
@@ -62,22 +57,15 @@ def listen(address: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family)
 
 
-def free_port(ephemeral_ports: Path = EPHEMERAL_PORTS) -> int:
-    """Return a port of this machine on which nothing listens now.
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens now; raises HarnessError without any.
 
     Seconds pass until rank 0 listens on it. In the meantime the kernel may hand out any port of its
-    ephemeral range to a process that connects somewhere, so the port is drawn from below that
-    range, which `ephemeral_ports` names, if it has enough ports. Raises HarnessError if
-    no port is free.
+    ephemeral range to a process that connects somewhere, so the port is drawn from below that. Drawn,
+    because processes that look at the same moment should not find the same port; from the system's
+    entropy, so that a trial's seed neither decides nor is disturbed by it.
     """
-    candidates: list[int] = []
-    if ephemeral_ports.exists():
-        lowest_ephemeral, _highest_ephemeral = ephemeral_ports.read_text(encoding="ascii").split()
-        end = int(lowest_ephemeral)
-        if end - LOWEST_PORT > SMALLEST_RANGE:
-            # Drawn, because processes that look at the same moment should not find the same port.
-            # From the system's entropy, so that a trial's seed neither decides nor is disturbed by it.
-            candidates = random.SystemRandom().sample(range(LOWEST_PORT, end), CANDIDATES)
+    candidates = random.SystemRandom().sample(PORTS, CANDIDATES)
     for port in [*candidates, 0]:  # for port 0, the kernel chooses
         # Bound, which fails if somebody listens there, and not listened on itself.
         with suppress(OSError), socket.socket() as probe:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import types
 from collections.abc import Collection, Iterator, Mapping
@@ -40,7 +41,16 @@ TYPE_NAMES = {
     Path: "text",
     type(None): "null",
 }
+# Text without line breaks and other control characters: in a job script, one would begin a line of shell.
+Line = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z",
+        description="one line of text that can be seen",
+    ),
+]
 LIST, MAPPING = "a list", "keys with values"
+BOUND = re.compile(r"(>=|<=) (\S+)")  # in msgspec's errors, as in "Expected `int` >= 1"
 UNIONS = (Union, types.UnionType)  # `Optional[A]` and `A | None`
 
 _prepared: set[Any] = set()  # the kinds whose types msgspec knows
@@ -50,12 +60,11 @@ _preparing = threading.Lock()
 class InvalidValue(ValueError):
     """A value that its type does not allow: where it is, what was found and what is allowed."""
 
-    def __init__(self, key: Key, problem: str, value: Any = None) -> None:
-        """Make the error of `value`, which is at `key`; as text it is `KEY: PROBLEM`."""
+    def __init__(self, key: Key, problem: str) -> None:
+        """Make the error of the value at `key`; as text it is `KEY: PROBLEM`."""
         super().__init__(f"{dotted(key)}: {problem}" if key else problem)
         self.key = key
         self.problem = problem
-        self.value = value
 
 
 def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False, at: Key = ()) -> Any:
@@ -71,14 +80,12 @@ def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False, at: Key
         kind = choose(kind, value)
     _prepare(kind)
     if refuse_unknown:
-        error = _find_error(kind, value, refuse_unknown, at)
-        if error is not None:
-            raise error
+        _check(kind, value, refuse_unknown, at)
     try:
         return _convert(value, kind)
     except msgspec.ValidationError as problem:
-        error = _find_error(kind, value, refuse_unknown, at)
-        raise error or InvalidValue(at, str(problem), value) from None
+        _check(kind, value, refuse_unknown, at)
+        raise InvalidValue(at, str(problem)) from None
 
 
 def decode_json(kind: type[T], text: str | bytes) -> T:
@@ -121,68 +128,60 @@ def _decode_custom(kind: type, value: Any) -> Any:
     raise ValueError(f"found {shown(value)}; allowed: {_name_of(kind)}")
 
 
-def _find_error(kind: Any, value: Any, refuse_unknown: bool, key: Key = ()) -> InvalidValue | None:
-    """Return the error of the first part of a value, at `key`, that is refused; None if all fits."""
-    members = _members(kind)
+def _check(kind: Any, value: Any, refuse_unknown: bool, key: Key) -> None:
+    """Raise InvalidValue for the first part of a value, at `key`, that is refused."""
+    members = members_of(kind)
     for member in members:
         if is_dataclass(member) and isinstance(value, Mapping):
-            error = _key_error(member, value, refuse_unknown, key)
-            if error is not None:
-                return error
+            _check_keys(member, value, refuse_unknown, key)
         for name, part_kind, part in _parts(member, value):
-            error = _find_error(part_kind, part, refuse_unknown, (*key, name))
-            if error is not None:
-                return error
+            _check(part_kind, part, refuse_unknown, (*key, name))
     try:
         _convert(value, kind)
     except msgspec.ValidationError as refusal:
-        return InvalidValue(key, _problem(kind, members, value, str(refusal)), value)
-    return None
+        raise InvalidValue(key, _problem(kind, members, value, str(refusal))) from None
 
 
-def _key_error(
-    kind: Any, value: Mapping[str, Any], refuse_unknown: bool, key: Key
-) -> InvalidValue | None:
-    """Return the error of a key that is no field of a dataclass, or that is missing; None without.
+def _check_keys(kind: Any, value: Mapping[str, Any], refuse_unknown: bool, key: Key) -> None:
+    """Raise InvalidValue for a key that is no field of a dataclass, or that is missing.
 
     A misspelled key is missing too; that it is there and unknown says more.
     """
     names = [declared.name for declared in fields(kind)]
     for name in value if refuse_unknown else ():
         if name not in names:
-            return InvalidValue((*key, name), f"unknown key; {did_you_mean(name, names)}")
+            raise InvalidValue((*key, name), f"unknown key; {did_you_mean(name, names)}")
     for declared in fields(kind):
         has_default = (declared.default, declared.default_factory) != (MISSING, MISSING)
         if declared.name not in value and not has_default:
-            return InvalidValue((*key, declared.name), "missing; it has no default")
-    return None
+            raise InvalidValue((*key, declared.name), "missing; it has no default")
 
 
-def _members(kind: Any) -> list[Any]:
+def members_of(kind: Any) -> list[Any]:
     """Return the types that a value may have: those of a union, without annotations."""
     if get_origin(kind) is Annotated:
-        return _members(get_args(kind)[0])
+        return members_of(get_args(kind)[0])
     if get_origin(kind) in UNIONS:
-        return list(chain.from_iterable(map(_members, get_args(kind))))
+        return list(chain.from_iterable(map(members_of, get_args(kind))))
     return [kind]
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """Yield the parts of a value of a type that has some, each with its key and its type."""
     arguments = get_args(kind)
-    if isinstance(value, Mapping) and _name_of(kind) == MAPPING:
-        of_values = arguments[1] if arguments else Any
-        kinds = dict.fromkeys(value, of_values)
-        if is_dataclass(kind):
-            kinds = _hints(kind)  # type: ignore[arg-type]  # is hashable
-        for name, item in value.items():
-            if name in kinds:
-                yield name, kinds[name], item
+    if isinstance(value, Mapping) and is_dataclass(kind):
+        for name, part_kind in _hints(kind).items():  # type: ignore[arg-type]  # is hashable
+            if name in value:
+                yield name, part_kind, value[name]
+    elif isinstance(value, Mapping) and arguments and _name_of(kind) == MAPPING:
+        for name, part in value.items():
+            yield name, arguments[0], name
+            yield name, arguments[1], part
     elif isinstance(value, list | tuple) and arguments and _name_of(kind) == LIST:
         is_fixed = get_origin(kind) is tuple and arguments[-1] is not Ellipsis
-        of_items = arguments if is_fixed else repeat(arguments[0])
-        for index, (item_kind, item) in enumerate(zip(of_items, value, strict=False)):
-            yield index, item_kind, item
+        kinds = arguments if is_fixed else repeat(arguments[0])
+        for index, (part_kind, part) in enumerate(zip(kinds, value, strict=False)):
+            yield index, part_kind, part
 
 
 @lru_cache(maxsize=256)  # with a bound, since the classes of users' workloads may come and go
@@ -193,24 +192,23 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _name_of(kind: Any) -> str:
     """Return what errors call a type."""
-    if kind in TYPE_NAMES:
-        return TYPE_NAMES[kind]
     origin = get_origin(kind) or kind
-    if not isinstance(origin, type):  # such as Literal
-        return str(kind)
+    if kind in TYPE_NAMES or not isinstance(origin, type):  # such as Literal
+        return TYPE_NAMES.get(kind, str(kind))
     if is_dataclass(origin) or issubclass(origin, Mapping):
         return MAPPING
-    if issubclass(origin, Collection):
-        return LIST
-    return f"a {origin.__name__}"
+    return LIST if issubclass(origin, Collection) else f"a {origin.__name__}"
 
 
 def _problem(kind: Any, members: list[Any], value: Any, refusal: str) -> str:
     """Return what is wrong with a value whose parts all fit; `refusal` is msgspec's error."""
-    found = f"found {shown(value)}"
-    broken_bound = _broken_bound(kind, value)
-    if broken_bound is not None:
-        return f"{found}; allowed: {broken_bound}"
+    bound = BOUND.search(refusal)
+    if bound is not None:
+        words = "at least" if bound[1] == ">=" else "at most"
+        return f"found {shown(value)}; allowed: {words} {float(bound[2]):.12g}"
+    if "matching regex" in refusal:
+        description = next(bounds.description for bounds in bounds_in(kind) if bounds.pattern)
+        return f"found {shown(value)}; allowed: {description}"
     choices: list[str] = []
     names: list[str] = []
     for member in members:
@@ -219,24 +217,12 @@ def _problem(kind: Any, members: list[Any], value: Any, refusal: str) -> str:
         else:
             names.append(_name_of(member))
     if choices and (isinstance(value, str) or not names):
-        return f"{found}; {did_you_mean(value, [*choices, *names])}"
-    if isinstance(value, Mapping):
-        if MAPPING in names:
-            return refusal  # of a `__post_init__`, which says what was found and what is allowed
-    elif TYPE_NAMES.get(type(value), LIST) in names:
-        return f"{found}: {refusal}"  # such as the length of a tuple
-    return f"{found}; allowed: {' or '.join(names + choices)}"
-
-
-def _broken_bound(kind: Any, value: Any) -> str | None:
-    """Return the bound of a type that a number is beyond, None if it is within them."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        for bounds in bounds_in(kind):
-            if bounds.ge is not None and value < bounds.ge:
-                return f"at least {bounds.ge:.12g}"
-            if bounds.le is not None and value > bounds.le:
-                return f"at most {bounds.le:.12g}"
-    return None
+        return f"found {shown(value)}; {did_you_mean(value, [*choices, *names])}"
+    if isinstance(value, Mapping) and MAPPING in names:
+        return refusal  # of a `__post_init__`, which says what was found and what is allowed
+    if TYPE_NAMES.get(type(value), LIST) in names and not isinstance(value, Mapping):
+        return f"found {shown(value)}: {refusal}"  # such as the length of a tuple
+    return f"found {shown(value)}; allowed: {' or '.join(names + choices)}"
 
 
 def bounds_in(kind: Any) -> Iterator[msgspec.Meta]:
@@ -256,12 +242,10 @@ def choose(kind: Any, value: Mapping[str, Any]) -> Any:
     by_source = members_by_source(kind)
     if len(by_source) < 2:
         return kind
-    if "source" not in value:
-        return next(iter(by_source.values()))
-    source = value["source"]
-    if not isinstance(source, str) or source not in by_source:
+    source = value.get("source", next(iter(by_source)))
+    if source not in list(by_source):  # in a list, as it may be of any type
         problem = f"found {source!r}; {did_you_mean(source, by_source)}"
-        raise InvalidValue(("source",), problem, source)
+        raise InvalidValue(("source",), problem)
     return by_source[source]
 
 
@@ -272,7 +256,7 @@ def members_by_source(kind: Any) -> Mapping[str, Any]:
     A single dataclass is its own only member; the source of one that declares none is "".
     """
     by_source: dict[str, Any] = {}
-    for member in _members(kind):
+    for member in members_of(kind):
         if is_dataclass(member):
             words = get_args(_hints(member).get("source"))  # type: ignore[arg-type]  # is hashable
             by_source[words[0] if words else ""] = member

@@ -28,7 +28,7 @@ from harness.render.plan import busy_line, describe_duration
 from harness.render.run import RunView
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.cell import Trial
-from harness.spec.cluster import Parallel, Profile, with_parallel, with_tolerance
+from harness.spec.cluster import Parallel, Profile, adjusted
 from harness.spec.sweep import Sweep
 from harness.tracking.follow import Follower
 
@@ -108,9 +108,8 @@ def run(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
             " ranks start on this machine (or harness submit)"
         )
-    if parallel is not None:
-        profile = with_parallel(profile, str(parallel))
-    profile = with_tolerance(profile, tolerate_load=tolerate_load)
+    parallel_text = "" if parallel is None else str(parallel)
+    profile = adjusted(profile, parallel_text, tolerate_load=tolerate_load)
     redo: Redo = "all" if force else "failed" if retry_failed else "missing"
     sweep_folder = folder.sweep_folder(loaded.name)
     view = LocalRun(loaded, profile, folder, TerminalConsole(quiet=not progress))

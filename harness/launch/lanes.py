@@ -44,7 +44,7 @@ class MachineRoom:
     def of(profile: Profile) -> MachineRoom:
         """Return this machine as a profile has it used."""
         return MachineRoom(
-            ranks=available_slots(profile).ranks,
+            ranks=available_slots(profile)[0],
             gpus=profile.gpus,
             cores=physical_cores(usable_cores()),
         )

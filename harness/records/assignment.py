@@ -17,7 +17,7 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.lane import Lane
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 
 SCHEMA = 2  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(
@@ -36,7 +36,7 @@ class Assignment:
     trial: Trial  # its cell holds the workload, all axes and the lengths
     base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
-    saves: SaveInterval | None = None  # None: no checkpoints at intervals
+    saves: CheckpointRules | None = None  # None: no checkpoints at intervals
     profile: Profiling | None = None  # None: no trace
     fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -121,7 +121,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     for section in SECTIONS:
         for name, value in (identity.get(section) or {}).items():
             settings[f"{section}.{name}"] = value
-    for name in ("arguments", "target"):
+    for name in ("arguments", "target", "module", "launch"):
         if name in identity:
             settings[name] = identity[name]
     settings |= {
@@ -150,7 +150,7 @@ def code_fields(cell: Cell) -> dict[str, Value]:
     """Return the code of a cell's workload as a flat table, whose names begin with `code.`."""
     if cell.workload.code is None:
         return {}
-    return flatten({"code": asdict(cell.workload.code)})
+    return flatten({"code.files": dict(cell.workload.code)})
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from harness.core.variables import WITHHELD, is_secret_name, recorded_value
 from harness.records import seal
 from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 from harness.spec.sweep import Sweep
 
 ASSIGNED = re.compile(r"(\w+)=")  # in a line of shell: the name of a variable
@@ -54,7 +54,7 @@ def saves_at_intervals(record: Record) -> bool:
     """Return whether a trial saves checkpoints at intervals, as far as its record says."""
     if record.settings is None:
         return False
-    interval = SaveInterval(every=record.settings.checkpoint_every)
+    interval = CheckpointRules(every=record.settings.checkpoint_every)
     is_script = record.trial.cell.workload.is_script
     return interval.of(record.settings.launcher, is_script=is_script) is not None
 

@@ -19,7 +19,7 @@ from harness.render.format import (
     duration,
 )
 from harness.render.table import Table
-from harness.spec.cell import Cell, Fingerprints, Trial, axis_value, level_reader
+from harness.spec.cell import Cell, Fingerprints, Trial, axis_value
 from harness.spec.matrix import CONFLICT, ExcludedPoint
 from harness.spec.sweep import Sweep
 
@@ -86,7 +86,7 @@ def _show_summary(
     for axis in ("workload", *axes):
         levels: list[Any] = [cell.workload.label for cell in sweep.cells]
         if axis != "workload":
-            levels = list(map(level_reader(axis), sweep.cells))
+            levels = [cell.level(axis) for cell in sweep.cells]
         counts = Counter(levels)
         first_counts = list(counts.items())[:MOST_VALUES]
         shown = [f"{axis_value(level)}: {count:,}" for level, count in first_counts]

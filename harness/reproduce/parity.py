@@ -36,8 +36,9 @@ from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
 from harness.spec.axes import RECIPE_AXES
-from harness.spec.cell import Cell, Trial, axis_names, changes_recipe, has_settings
+from harness.spec.cell import Cell, Trial, axis_names, changes_recipe
 from harness.spec.cluster import Profile
+from harness.spec.selected import is_named
 from harness.spec.sweep import Sweep
 
 # All steps, with one mark a moment.
@@ -72,14 +73,14 @@ def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
     differ by design from the reference of their workload. Raises BadInput where no cell has the
     settings, and where no reference has another cell.
     """
-    if reference and not any(has_settings(cell, reference) for cell in sweep.cells):
+    if reference and not any(is_named(cell, reference) for cell in sweep.cells):
         raise BadInput(
             f"--reference: found no cell of {sweep.name} with {reference}; allowed: settings of one,"
             " such as strategy=single,precision=fp32"
         )
     planned, left = [], []
     for cells in _groups_by_recipe(sweep):
-        matching = [cell for cell in cells if not reference or has_settings(cell, reference)]
+        matching = [cell for cell in cells if not reference or is_named(cell, reference)]
         remaining = [cell for cell in cells if cell not in matching[:1]]
         if matching and remaining:
             planned.append(ParityGroup(reference=matching[0], cells=remaining))

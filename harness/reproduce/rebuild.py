@@ -24,7 +24,7 @@ from harness.spec.saving import NEVER, CheckpointRules
 from harness.spec.sweep import Sweep
 from harness.spec.sweepfile import apply_data
 from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry, read_workload
+from harness.spec.workload import WorkloadEntry, find_reason, read_workload
 from workloads.catalog import BUILT_IN
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
@@ -64,11 +64,12 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     parsed: WorkloadEntry = document.validate(
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
-    planned = read_workload(document, workload.label, parsed, FileDigests()).plan()
-    conflict = planned.find_conflict(cell.axes)
+    planned = read_workload(document, workload.label, parsed)
+    plan = planned.plan(planned.settings, FileDigests())
+    conflict = find_reason(plan, cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")
-    reference = replace(planned.reference, axes=workload.axes, unset=workload.unset)
+    reference = replace(plan[0], axes=workload.axes, unset=workload.unset)
     return replace(cell, workload=reference)
 
 

@@ -8,55 +8,41 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from harness.core.errors import BadInput, HarnessError
+from harness.core.errors import HarnessError
+from harness.core.processes import die_with_parent
 
-DEADLINE_SECONDS = 3600.0  # importing a workload may download something
+DEADLINE_SECONDS = 3600  # importing a workload may download something
 
 T = TypeVar("T")
 
 
 def call_apart(function: Callable[..., T], *arguments: Any) -> T:
-    """Return what a function returns in a forked process, which ends then; raises BadInput as it does.
+    """Return what a function returns in a forked process, which ends then; raises what it raises.
 
     Forked, so that torch need not be loaded again where it is loaded. Raises HarnessError if the
-    process ends otherwise, with a traceback in its output.
+    process ends otherwise.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_call, args=(sender, function, arguments), daemon=True)
     sys.stdout.flush()
-    process.start()
-    sender.close()
+    context = multiprocessing.get_context("fork")
     try:
-        answer = receiver.recv() if receiver.poll(DEADLINE_SECONDS) else None
-    except EOFError:
-        answer = None
-    finally:
-        process.kill()
-        process.join()
-    if answer is None:
+        with ProcessPoolExecutor(1, context, _prepare, (os.getpid(),)) as processes:
+            return processes.submit(function, *arguments).result()
+    except BrokenProcessPool:
         raise HarnessError(
             "importing a workload ended the process that plans: see its output above"
-        )
-    result, error = answer
-    if error is not None:
-        raise BadInput(error)
-    returned: T = result
-    return returned
+        ) from None
 
 
-def _call(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Call a function in this process, which was forked for it, and send what it returns."""
+def _prepare(parent: int) -> None:
+    """Have this process, which was forked, print to stderr and end at the deadline or with its parent."""
+    die_with_parent(parent=parent)
+    signal.alarm(DEADLINE_SECONDS)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    try:
-        sender.send((function(*arguments), None))
-    except BadInput as error:
-        sender.send((None, str(error)))
-    except KeyboardInterrupt:
-        pass  # which the command that waits here has got too

@@ -16,13 +16,12 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NamedTuple,
     get_args,
     get_origin,
     get_type_hints,
 )
 
-from harness.core.validation import UNIONS
+from harness.core.validation import members_of
 from workloads.settings import Between, Count
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
@@ -35,6 +34,7 @@ STRATEGIES = {
 }
 # Those that are torch's `fully_shard`, and so have its settings.
 FULLY_SHARDED = ("fsdp2", "hsdp")
+LOADER_AXES = ("loader.prefetch_factor", "loader.persistent_workers")  # of workers alone
 if TYPE_CHECKING:
     StrategyName = str  # mypy can't build a Literal from a table
 else:
@@ -258,123 +258,26 @@ for _name, _kind in get_type_hints(Axes, include_extras=True).items():
         AXIS_TYPES[_name] = _kind
 AXES = tuple(AXIS_TYPES)
 READ_ALL = attrgetter(*AXES)  # at once, as a sweep may have a hundred thousand points
+WORDS = {bool: ("false", "true"), NoneType: ("null",)}  # as which a type's values are spelled
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
 del DEFAULTS["batch_size"]
 
 
-class Requirement(NamedTuple):
-    """Axes that do nothing unless another axis has a certain value: they have their defaults then."""
-
-    description: str  # of what is required, for errors
-    is_met: Callable[[Axes], bool]
-    dependents: tuple[str, ...]  # axes, or the beginnings of their names
-
-
-# Requirements on the device are in GPU_SETTINGS.
-NEEDS = (
-    Requirement("execution compile", lambda axes: axes.execution != "eager", ("cache", "compile.")),
-    Requirement("strategy ddp", lambda axes: axes.strategy == "ddp", ("comm_hook", "ddp.")),
-    Requirement("strategy fsdp2 or hsdp", lambda axes: axes.strategy in FULLY_SHARDED, ("fsdp.",)),
-    Requirement("strategy hsdp", lambda axes: axes.strategy == "hsdp", ("shard_size",)),
-    Requirement(
-        "input loader",
-        lambda axes: axes.input == "loader",
-        ("num_workers", "loader.pin_memory"),
-    ),
-    Requirement(
-        "num_workers",
-        lambda axes: axes.num_workers > 0,
-        ("loader.prefetch_factor", "loader.persistent_workers"),
-    ),
+# Axes, or the beginnings of their names, that do nothing unless something holds of other axes: they have
+# their defaults then. What needs a device is in GPU_SETTINGS.
+NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Axes], bool]], ...] = (
+    (("cache", "compile."), "execution compile", lambda axes: axes.execution != "eager"),
+    (("comm_hook", "ddp."), "strategy ddp", lambda axes: axes.strategy == "ddp"),
+    (("fsdp.",), "strategy fsdp2 or hsdp", lambda axes: axes.strategy in FULLY_SHARDED),
+    (("shard_size",), "strategy hsdp", lambda axes: axes.strategy == "hsdp"),
+    (("num_workers", "loader.pin_memory"), "input loader", lambda axes: axes.input == "loader"),
+    (LOADER_AXES, "num_workers", lambda axes: axes.num_workers > 0),
 )
 GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
-# Only with such numbers are the ranks' gradients of a micro-step a subtree at any number of ranks.
-TREE_LEAVES = tuple(2**level for level in range(1, 32))
-Predicate = Callable[[Axes], bool]
-# Settings that make no sense together, with the reason, in which `{axes.NAME}` is the value of an axis.
-# In the order in which they are reported; only the first one is.
-CONFLICTS: tuple[tuple[Predicate, str], ...] = (
-    (
-        lambda axes: axes.strategy == "single" and axes.world_size != 1,
-        "strategy single is one rank, world_size is {axes.world_size}",
-    ),
-    (
-        lambda axes: axes.strategy == "hsdp" and axes.shard_size is None,
-        "strategy hsdp needs shard_size: the ranks that hold one copy of the model",
-    ),
-    (
-        lambda axes: (
-            axes.shard_size is not None
-            and (axes.world_size % axes.shard_size > 0 or axes.world_size == axes.shard_size)
-        ),
-        "shard_size {axes.shard_size} does not make two or more groups of world_size {axes.world_size}",
-    ),
-    # Gradients are averaged with equal weights, so the mean would not be that of the samples.
-    (
-        lambda axes: axes.batch_size % (axes.world_size * axes.grad_accum_steps) > 0,
-        "batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size} ranks"
-        " with {axes.grad_accum_steps} micro-steps each",
-    ),
-    (
-        lambda axes: axes.precision == "bf16:fsdp2" and axes.strategy not in FULLY_SHARDED,
-        "precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}",
-    ),
-    (
-        lambda axes: axes.fsdp.reduce_dtype == GRADIENT_TYPES.get(axes.precision, "fp32"),
-        "fsdp.reduce_dtype {axes.fsdp.reduce_dtype} does nothing with precision {axes.precision}",
-    ),
-    (
-        lambda axes: axes.reduction == "tree" and axes.comm_hook != "none",
-        "reduction tree is unavailable with comm_hook {axes.comm_hook}: DDP takes one communication hook",
-    ),
-    (
-        lambda axes: axes.reduction == "tree" and axes.strategy == "hsdp",
-        "reduction tree is unavailable with strategy hsdp: its leaves are ranks with samples",
-    ),
-    (
-        lambda axes: (
-            axes.reduction == "tree" and axes.world_size * axes.grad_accum_steps not in TREE_LEAVES
-        ),
-        "reduction tree needs world_size times grad_accum_steps to be 2, 4, 8 …;"
-        " found {axes.world_size} times {axes.grad_accum_steps}",
-    ),
-    (
-        lambda axes: axes.reduction == "tree" and axes.optimizer_impl == "fused",
-        "reduction tree is unavailable with optimizer_impl fused: its rounding depends on where"
-        " a tensor is cut into shards; recipe and foreach work",
-    ),
-    (
-        lambda axes: (
-            axes.reduction == "tree" and axes.strategy == "fsdp2" and axes.max_grad_norm is not None
-        ),
-        "reduction tree is unavailable with max_grad_norm under strategy fsdp2:"
-        " the norm's own sum depends on the number of ranks",
-    ),
-    # Micro-steps before the last run under `no_sync`, where DDP sees no gradient to share.
-    (
-        lambda axes: axes.ddp.static_graph and axes.grad_accum_steps > 1,
-        "ddp.static_graph is unavailable with grad_accum_steps:"
-        " DDP learns the graph from a backward that shares gradients",
-    ),
-    # Torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB.
-    (
-        lambda axes: axes.execution != "eager" and (axes.ddp.bucket_cap_mb or 1) < 1,
-        "ddp.bucket_cap_mb {axes.ddp.bucket_cap_mb:g} is unavailable with execution compile:"
-        " there torch takes 1 or more",
-    ),
-    (
-        lambda axes: axes.compile.fullgraph and axes.strategy != "single",
-        "compile.fullgraph is unavailable with strategy {axes.strategy}: DDP's own forward breaks"
-        " the graph, and FSDP2 breaks it between layers",
-    ),
-    (
-        lambda axes: axes.deterministic and axes.execution == "compile:max-autotune",
-        "deterministic is unavailable with execution compile:max-autotune, which chooses kernels"
-        " by their time",
-    ),
-)
+
+
 # The axes that change what is computed, where the others only change how. Cells that differ in one of
 # these are not meant to train the same.
 RECIPE_AXES = ("batch_size", "max_grad_norm", "lr", "lr_scaling")
@@ -391,17 +294,81 @@ GPU_SETTINGS: dict[str, str | bool] = {
 def find_conflict(axes: Axes) -> str | None:
     """Return why a combination of axes makes no sense, None if it does.
 
-    The reason names both axes and their values, in one line. Conflicts that depend on the device or
-    the model are found elsewhere: by `setting_that_needs_gpu`, and as NotApplied.
+    The reason names both axes and their values, in one line; only the first one is returned. Conflicts
+    that depend on the device or the model are found elsewhere: by `setting_that_needs_gpu`, and as
+    NotApplied.
     """
-    changed = axes.changed
-    for need in NEEDS:
-        for name in changed:
-            if name.startswith(need.dependents) and not need.is_met(axes):
-                return f"{name} does nothing without {need.description}"
-    for applies, reason in CONFLICTS:
-        if applies(axes):
-            return reason.format(axes=axes)
+    for name in axes.changed:
+        for dependents, description, is_met in NEEDS:
+            if name.startswith(dependents) and not is_met(axes):
+                return f"{name} does nothing without {description}"
+    return _conflict_of_ranks(axes) or _conflict_of_tree(axes) or _conflict_of_torch(axes)
+
+
+def _conflict_of_ranks(axes: Axes) -> str | None:
+    """Return why ranks can't share the model or the batch, None if they can."""
+    ranks = axes.world_size
+    if axes.strategy == "single" and ranks != 1:
+        return f"strategy single is one rank, world_size is {ranks}"
+    if axes.strategy == "hsdp" and axes.shard_size is None:
+        return "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
+    if axes.shard_size is not None and (ranks % axes.shard_size or ranks == axes.shard_size):
+        return (
+            f"shard_size {axes.shard_size} does not make two or more groups of world_size {ranks}"
+        )
+    # Gradients are averaged with equal weights, so the mean would not be that of the samples.
+    if axes.batch_size % (ranks * axes.grad_accum_steps):
+        problem = f"batch_size {axes.batch_size} can't be shared out evenly among {ranks} ranks"
+        return f"{problem} with {axes.grad_accum_steps} micro-steps each"
+    return None
+
+
+def _conflict_of_tree(axes: Axes) -> str | None:
+    """Return why gradients can't be summed in a tree, None if they can."""
+    ranks, steps = axes.world_size, axes.grad_accum_steps
+    if axes.reduction != "tree":
+        return None
+    if axes.comm_hook != "none":
+        reason = f"comm_hook {axes.comm_hook}: DDP takes one communication hook"
+    elif axes.strategy == "hsdp":
+        reason = "strategy hsdp: its leaves are ranks with samples"
+    elif axes.optimizer_impl == "fused":
+        reason = "optimizer_impl fused: its rounding depends on where a tensor is cut into shards"
+    elif axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
+        reason = (
+            "max_grad_norm under strategy fsdp2: the norm's own sum depends on the number of ranks"
+        )
+    # Only then are the ranks' gradients of a micro-step a subtree at any number of ranks.
+    elif (ranks * steps).bit_count() != 1 or ranks * steps == 1:
+        reason = (
+            f"{ranks} times {steps} leaves: world_size times grad_accum_steps has to be 2, 4, 8 …"
+        )
+    else:
+        return None
+    return f"reduction tree is unavailable with {reason}"
+
+
+def _conflict_of_torch(axes: Axes) -> str | None:
+    """Return which of torch's own settings exclude each other, None if none do."""
+    reduce_dtype, bucket_cap = axes.fsdp.reduce_dtype, axes.ddp.bucket_cap_mb
+    if axes.precision == "bf16:fsdp2" and axes.strategy not in FULLY_SHARDED:
+        return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
+    if reduce_dtype == GRADIENT_TYPES.get(axes.precision, "fp32"):
+        return f"fsdp.reduce_dtype {reduce_dtype} does nothing with precision {axes.precision}"
+    # Micro-steps before the last run under `no_sync`, where DDP sees no gradient to share.
+    if axes.ddp.static_graph and axes.grad_accum_steps > 1:
+        reason = "DDP learns the graph from a backward that shares gradients"
+        return f"ddp.static_graph is unavailable with grad_accum_steps: {reason}"
+    # Torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB.
+    if axes.execution != "eager" and bucket_cap is not None and bucket_cap < 1:
+        cap = f"ddp.bucket_cap_mb {bucket_cap:g}"
+        return f"{cap} is unavailable with execution compile: there torch takes 1 or more"
+    if axes.compile.fullgraph and axes.strategy != "single":
+        reason = "DDP's own forward breaks the graph, and FSDP2 breaks it between layers"
+        return f"compile.fullgraph is unavailable with strategy {axes.strategy}: {reason}"
+    if axes.deterministic and axes.execution == "compile:max-autotune":
+        reason = "which chooses kernels by their time"
+        return f"deterministic is unavailable with execution {axes.execution}, {reason}"
     return None
 
 
@@ -410,17 +377,12 @@ def axis_choices(axis: str) -> tuple[str, ...]:
 
     The tuple is empty for an axis of numbers and for a name that is no axis.
     """
-    kind = AXIS_TYPES.get(axis)
     choices: list[str] = []
-    for member in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
-        if member is bool:
-            choices += ["false", "true"]
-        elif member is NoneType:
-            choices.append("null")
-        elif get_origin(member) is Literal:
-            choices += get_args(member)
-        else:
+    for member in members_of(AXIS_TYPES.get(axis)):
+        words = WORDS.get(member, get_args(member) if get_origin(member) is Literal else ())
+        if not words:
             return ()
+        choices += words
     return tuple(choices)
 
 

@@ -15,35 +15,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
-from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, get_args
 
 from harness.core.errors import BadInput
 from harness.spec.axes import AXES, RECIPE_AXES, Axes
-from harness.spec.environment import PREFIX, Variables, variable_of
+from harness.spec.environment import PREFIX, Variables
 from harness.spec.stack import Stack
-from workloads.settings import Between, Count
+from workloads.settings import Between, Count, Settings
 
 SOURCE = "source"  # the data setting that decides which others there are
 SECTIONS = ("options", "data")  # of the settings of a workload
 
 ThroughputUnit = Literal["samples/s", "steps/s"]
 THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
-MAX_AXES = 2**12  # whose settings are kept: to compare many cells asks for them again and again
 # The axes that every label shows.
 LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
-# Counts the meanings that the id of settings has had; a new one makes every id a new id.
-IDENTITY = 1
-
 # What an argument of a script gets the value of, as in `--lr={lr}`.
 PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 ESCAPED = re.compile(r"\{(\{[A-Za-z_][A-Za-z0-9_]*\})\}")  # `{{name}}` is the text `{name}`
-
-# Between the settings that name a cell, as in `precision=bf16,options.hidden=[32, 16]`.
-COMMA = re.compile(r",(?=\s*[\w.]+\s*=)")
 
 # The order in which a file sets axes makes no difference to an id.
 SORTED_JSON = json.JSONEncoder(sort_keys=True)
@@ -55,20 +47,15 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]  # what `numpy.random.seed` takes
 Repeat = Annotated[int, Between(0)]
 
 
-class Setting(NamedTuple):
-    """An option or a data setting of a workload."""
+def setting_of(axis: str) -> tuple[str, str] | None:
+    """Return the section and the name of the setting that an axis decides, None of other axes."""
+    section, _, name = axis.partition(".")
+    return (section, name) if section in SECTIONS and name else None
 
-    section: str  # of SECTIONS
-    name: str
 
-
-@lru_cache(MAX_AXES)
-def setting_of(axis: str) -> Setting | None:
-    """Return the setting that an axis decides, None of other axes."""
-    section, dot, name = axis.partition(".")
-    if section in SECTIONS and dot:
-        return Setting(section, name)
-    return None
+def is_axis(name: str) -> bool:
+    """Return whether a name is one of an axis: of the harness's, of a setting, of a variable."""
+    return name in AXES or name.startswith(PREFIX) or setting_of(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +70,6 @@ class Length:
         if (self.steps is None) == (self.epochs is None):
             found = "neither steps nor epochs" if self.steps is None else "both steps and epochs"
             raise ValueError(f"found {found}; allowed: one of them")
-
-    @property
-    def content(self) -> dict[str, int | None]:
-        """Return both fields by their names, as ids hash them."""
-        return {"steps": self.steps, "epochs": self.epochs}
 
     def in_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
@@ -139,23 +121,6 @@ class Profiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadCode:
-    """The code of a workload: the files of its tree, or the package that installed it."""
-
-    # Paths relative to the folder of the workload's own file, as in `models/wide.py`, to the SHA-256
-    # of their content.
-    files: Mapping[str, str] = field(default_factory=dict)
-    distribution: str | None = None  # of an installed workload
-    version: str | None = None  # of the distribution
-
-    @cached_property
-    def digest(self) -> str:
-        """Return the SHA-256 over everything in it that decides a result."""
-        text = json.dumps([dict(self.files), self.distribution, self.version], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fingerprints:
     """The steps of a trial whose results are digested, in addition to the last step.
 
@@ -199,7 +164,10 @@ class WorkloadRef:
     # What the sweep leaves at the defaults that the code declares: settings, as in `options.lr`, and
     # `batch_size`; no part of the identity.
     unset: Sequence[str] = ()
-    code: WorkloadCode | None = None  # None: any code (`with_any_code`)
+    # The files of its code, by their paths relative to the folder of its own, as in `models/wide.py`, to
+    # the SHA-256 of their content; of an installed workload the distribution and its version. None:
+    # any code (`with_any_code`).
+    code: Mapping[str, str] | None = None
     # Of a script, with placeholders as in `{lr}`; None for a class.
     arguments: Sequence[str] | None = None
     target: ReportedTarget | None = None  # of a script; None where it reports no metric
@@ -261,8 +229,7 @@ class Cell:
         settings and the workload's code. The seed and the repeat are the trial's, and the label is
         for people only.
         """
-        code = self.workload.code
-        return self.settings_id if code is None else self._id_with({"code": code.digest})
+        return f"{short_name(self.workload.uses)}-{self.digest(self.workload.code)[:10]}"
 
     @cached_property
     def settings_id(self) -> str:
@@ -271,7 +238,7 @@ class Cell:
         It covers the workload's settings, the axes that differ from their defaults, the
         variables that are set, the lengths, the warm-up, the rule for stopping and the stack.
         """
-        return self._id_with({})
+        return f"{short_name(self.workload.uses)}-{self.digest(None)[:10]}"
 
     def with_any_code(self) -> Cell:
         """Return the cell as any revision of its workload's code can train it.
@@ -280,33 +247,26 @@ class Cell:
         defaults of its code.
         """
         workload = self.workload
-        options, data = dict(workload.options), dict(workload.data)
-        for axis in workload.unset:
-            setting = setting_of(axis)
-            if setting is not None:
-                section = options if setting.section == "options" else data
-                del section[setting.name]
+        settings = {"options": dict(workload.options), "data": dict(workload.data)}
+        for section, name in filter(None, map(setting_of, workload.unset)):
+            del settings[section][name]
+        options, data = settings["options"], settings["data"]
         return replace(self, workload=replace(workload, code=None, options=options, data=data))
 
-    def _id_with(self, further: Mapping[str, Any]) -> str:
-        """Return the workload's name with the head of a digest over all settings and what is further."""
-        settings = {
-            "identity": IDENTITY,
+    def digest(self, code: Mapping[str, str] | None) -> str:
+        """Return the SHA-256 over all settings and the code."""
+        settings: dict[str, Any] = {
             "workload": self.workload.identity,
             "axes": self.axes.changed,
-            "length": self.length.content,
-            "evaluate": self.evaluate.content,
+            "length": str(self.length),
+            "evaluate": str(self.evaluate),
             "warmup": self.warmup,
-            **further,
+            "environment": self.variables_set,
+            "stop": self.stop and asdict(self.stop),
+            "stack": self.stack and asdict(self.stack),
+            "code": code,
         }
-        if self.variables_set:  # without any, the id is that of a sweep that names no variable
-            settings["environment"] = self.variables_set
-        if self.stop is not None:
-            settings["stop"] = without_defaults(self.stop)
-        if self.stack is not None:
-            settings["stack"] = asdict(self.stack)
-        digest = hashlib.sha256(SORTED_JSON.encode(settings).encode()).hexdigest()
-        return f"{short_name(self.workload.uses)}-{digest[:10]}"
+        return hashlib.sha256(SORTED_JSON.encode(settings).encode()).hexdigest()
 
     @property
     def throughput_unit(self) -> ThroughputUnit:
@@ -331,16 +291,14 @@ class Cell:
         So it is of a setting that the workload does not have. Raises AttributeError for what is no
         axis.
         """
-        setting = setting_of(axis)
-        if setting is not None:
-            settings: Mapping[str, Any] = getattr(self.workload, setting.section)
-            return hashable(settings.get(setting.name))
-        variable = variable_of(axis)
-        if variable is not None:
-            return self.environment.get(variable)
-        level: Hashable = self.axes.value(axis)
+        section, _, name = axis.partition(".")
+        if section in SECTIONS:
+            return hashable(getattr(self.workload, section).get(name))
+        if section == "env":
+            return self.environment.get(name)
         if self.workload.is_script and axis not in self._axes_of_script:
             return None  # what the script does, if anything, is not known
+        level: Hashable = self.axes.value(axis)
         return level
 
     @cached_property
@@ -405,54 +363,6 @@ def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozens
     return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
 
 
-def level_reader(axis: str) -> Callable[[Cell], Hashable]:
-    """Return a function that reads the value of an axis as `Cell.level` does, of many cells fast."""
-    if axis not in AXES:
-        return lambda cell: cell.level(axis)
-    read = attrgetter(f"axes.{axis}")
-    return lambda cell: cell.level(axis) if cell.workload.is_script else read(cell)
-
-
-def has_settings(cell: Cell, text: str) -> bool:
-    """Return whether a cell has all settings of a text such as `strategy=ddp,workload=mlp`."""
-    settings = [setting.partition("=") for setting in COMMA.split(text)]
-    return all(has_level(cell, name.strip(), value.strip()) for name, _, value in settings)
-
-
-def has_level(cell: Cell, name: str, value: str) -> bool:
-    """Return whether a cell has a value of an axis or setting; False for a name that is neither.
-
-    Values are written as in a sweep file, or as Python prints them: `true` or `True`. A level that is
-    text is compared as text, so that `env.NCCL_DEBUG=1` needs no quotes. `workload` is the sweep's
-    name for it.
-    """
-    if name == "workload":
-        return cell.workload.label == value
-    if name not in AXES and setting_of(name) is None and variable_of(name) is None:
-        return False
-    level = cell.level(name)
-    if isinstance(level, str):
-        return level == value
-    is_as_printed = value in (axis_value(level), str(level))
-    return is_as_printed or same_value(level, _read_value(value))
-
-
-@lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
-def _read_value(text: str) -> Hashable:
-    """Return the value that YAML reads in a text; the text if it is empty or no YAML."""
-    from harness.spec.document import parse_value  # not above: ranks need no YAML
-
-    try:
-        return hashable(parse_value(text, text)) if text else text
-    except BadInput:
-        return text
-
-
-def is_named(cell: Cell, name: str) -> bool:
-    """Return whether a name is a cell's id, the start of it, its label, or settings that it has."""
-    return cell.id.startswith(name) or cell.label == name or has_settings(cell, name)
-
-
 def changes_recipe(axis: str) -> bool:
     """Return whether an axis changes the computation, so that cells are not meant to agree.
 
@@ -495,10 +405,8 @@ def axis_value(value: Any) -> str:
 def hashable(value: Any) -> Hashable:
     """Return a value of a setting with tuples for lists, and texts for mappings."""
     if isinstance(value, list | tuple):
-        return tuple(hashable(item) for item in value)
-    if isinstance(value, dict):
-        return json.dumps(value, sort_keys=True)
-    level: Hashable = value
+        return tuple(map(hashable, value))
+    level: Hashable = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
     return level
 
 
@@ -525,21 +433,16 @@ def short_name(uses: str) -> str:
     return safe or "workload"
 
 
-def without_defaults(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, by name.
+def without_defaults(settings: Settings) -> dict[str, Any]:
+    """Return the settings of a workload that differ from their defaults, by name; paths are left out.
 
-    So a field that is added later, with a default, changes no existing id. Settings of a workload
-    have a method `identity`, which leaves out values that decide no result, such as paths. A field
-    without a default is always included.
+    So a setting that is added later, with a default, changes no existing id. One without a default is
+    always included.
     """
-    if hasattr(settings, "identity"):
-        values = settings.identity()
-    else:
-        values = asdict(settings)
     defaults = declared_defaults(settings)
     changed: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in defaults or not same_value(value, defaults[name]):
+    for name, value in settings.identity().items():
+        if not same_value(value, defaults.get(name, MISSING)):
             changed[name] = value
     return changed
 

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
+from harness.core.validation import Line
 from harness.spec.axes import setting_that_needs_gpu
 from harness.spec.cell import Cell
 from harness.spec.document import read_document
-from harness.spec.environment import NAME, PREFIX
-from harness.spec.slurm import SlurmOptions, require_printable
+from harness.spec.environment import PREFIX, VariableName
+from harness.spec.slurm import SlurmOptions
 from harness.spec.validity import ValidityRules
 from workloads.settings import Count
 
@@ -42,7 +43,9 @@ class Profile:
     # Trials that run at a time on this machine, each on separate cores or GPUs;
     # auto: as many as there is room for. Verdicts compare trials with the same neighbors.
     parallel: Parallel = 1
-    environment: dict[str, str] = field(default_factory=dict)  # further variables of every rank
+    environment: dict[VariableName, Line] = field(
+        default_factory=dict
+    )  # further variables of every rank
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
     # Which measurements are not to be believed, and how often those are repeated.
@@ -51,13 +54,6 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        for name, value in self.environment.items():
-            if not NAME.fullmatch(name):
-                raise ValueError(
-                    f"environment: found the name {name!r};"
-                    " allowed: letters, digits and _, no digit first"
-                )
-            require_printable(f"environment.{name}", value)
         # With device auto, either is right: ranks take the GPU that their job was assigned.
         gpus = self.slurm.gpus_per_rank
         needed = {"cuda": 1, "cpu": 0}.get(self.device, gpus)
@@ -84,13 +80,6 @@ class Profile:
         return count_gpus({**os.environ, **self.environment})
 
 
-class Slots(NamedTuple):
-    """How many ranks a machine, or a job on a cluster, holds."""
-
-    ranks: int
-    reason: str  # what decides it, for errors
-
-
 def profile_paths() -> dict[str, Path]:
     """Return the files of all profiles by name: the project's own, then those in ./clusters.
 
@@ -104,37 +93,30 @@ def profile_paths() -> dict[str, Path]:
 
 
 def load_profile(name: str) -> Profile:
-    """Return the profile in a file (`name` ends in .yaml or .yml) or of a name.
-
-    Raises BadInput, also for what the cluster can't do, if this machine can ask it.
-    """
-    path: Path | None = Path(name)
-    if Path(name).suffix not in (".yaml", ".yml"):
-        path = profile_paths().get(name)
+    """Return the profile in a file (`name` ends in .yaml or .yml) or of a name; raises BadInput."""
+    paths = profile_paths()
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else paths.get(name)
     if path is None:
-        raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, profile_paths())}")
+        raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, paths)}")
     document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    return with_tolerance(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
+    return adjusted(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
 
 
-def with_parallel(profile: Profile, text: str) -> Profile:
-    """Return a profile with what `--parallel` says; raises BadInput.
+def adjusted(profile: Profile, parallel: str = "", *, tolerate_load: bool) -> Profile:
+    """Return a profile with what `--parallel` and `--tolerate-load` say; raises BadInput.
 
-    An empty text leaves the profile as it is.
+    An empty text leaves it as it is. If load is tolerated, other programs on the cores make no trial
+    invalid.
     """
-    if not text:
-        return profile
-    if not re.fullmatch(r"auto|[1-9][0-9]*", text):
-        raise BadInput(f"--parallel: found {text!r}; allowed: auto, or a whole number from 1 on")
-    return replace(profile, parallel="auto" if text == "auto" else int(text))
-
-
-def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
-    """Return a profile under which other programs on the cores make no trial invalid, if so asked."""
-    if not tolerate_load:
-        return profile
-    return replace(profile, validity=replace(profile.validity, contention=None))
+    if parallel:
+        if not re.fullmatch(r"auto|[1-9][0-9]*", parallel):
+            problem = f"found {parallel!r}; allowed: auto, or a whole number from 1 on"
+            raise BadInput(f"--parallel: {problem}")
+        profile = replace(profile, parallel="auto" if parallel == "auto" else int(parallel))
+    if tolerate_load:
+        profile = replace(profile, validity=replace(profile.validity, contention=None))
+    return profile
 
 
 def check_fits(
@@ -153,15 +135,20 @@ def check_fits(
             " cpu, or a machine with a GPU"
         )
     on_cores = profile.launcher == "torchrun" and not gpus and profile.slots is None
-    slots = available_slots(profile) if timed or not on_cores else None
+    ranks, reason = available_slots(profile)
     for cell in cells:
-        problem = _misfit(cell, profile, gpus, slots)
+        problem = _misfit(cell, profile, gpus)
+        world_size = cell.axes.world_size
+        if world_size > ranks and (timed or not on_cores):
+            problem = (
+                problem or f"world_size: found {world_size}; allowed: at most {ranks}, {reason}"
+            )
         if problem is not None:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
 
 
-def _misfit(cell: Cell, profile: Profile, gpus: int, slots: Slots | None) -> str | None:
-    """Return what of a cell the profile sets too or has too little of; None if the cell fits."""
+def _misfit(cell: Cell, profile: Profile, gpus: int) -> str | None:
+    """Return what of a cell the profile sets too or what needs a GPU; None if the cell fits."""
     for name in cell.environment:
         if name in profile.environment:
             return (
@@ -171,29 +158,24 @@ def _misfit(cell: Cell, profile: Profile, gpus: int, slots: Slots | None) -> str
     setting = setting_that_needs_gpu(cell.axes)
     if setting is not None and not gpus:
         return f"{setting}; needed: a GPU"
-    world_size = cell.axes.world_size
-    if slots is not None and world_size > slots.ranks:
-        return f"world_size: found {world_size}; allowed: at most {slots.ranks}, {slots.reason}"
     return None
 
 
-def available_slots(profile: Profile) -> Slots:
-    """Return how many ranks the machine, or a job on the cluster, holds.
+def available_slots(profile: Profile) -> tuple[int, str]:
+    """Return how many ranks the machine, or a job on the cluster, holds, and what decides it.
 
     Under torchrun that is `slots` if the profile sets it, else one rank for each GPU, else one for
     each core that this process may use.
     """
     if profile.launcher == "slurm":
-        reason = "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
-        return Slots(profile.slurm.max_ranks, reason)
+        return profile.slurm.max_ranks, "the profile's `slurm.nodes` times `slurm.ranks_per_node`"
     if profile.slots is not None:
-        return Slots(profile.slots, "the profile's `slots`")
-    hint = "(a profile with larger `slots` shares them among more ranks)"
+        return profile.slots, "the profile's `slots`"
+    number, unit = len(usable_cores()), "CPU core"
     if profile.gpus or profile.device == "cuda":
-        reason = f"one per GPU, and this machine has {profile.gpus} {hint}"
-        return Slots(profile.gpus, reason)
-    cores = len(usable_cores())
-    return Slots(cores, f"one per CPU core, and this machine has {cores} {hint}")
+        number, unit = profile.gpus, "GPU"
+    hint = "(a profile with larger `slots` shares them among more ranks)"
+    return number, f"one per {unit}, and this machine has {number} {hint}"
 
 
 def count_gpus(variables: Mapping[str, str] = os.environ) -> int:

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from harness.core.slurm_environment import JOB_PREFIXES, OPTION_PREFIXES
+from harness.core.validation import Line
 from harness.core.variables import is_secret_name
 
 PREFIX = "env."
 Variables = Mapping[str, str | None]  # name -> value; None: unset
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # that a shell can set too
-MAX_VALUE = 1000  # characters; labels and tables show the value
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # that a shell can set too
+VariableName = Annotated[
+    str,
+    Meta(pattern=f"^{NAME.pattern}", description="letters, digits and _, no digit first"),
+]
+# What a sweep sets one to: booleans and other numbers are refused, since whether `1.10` or `on` was
+# written can't be told any more.
+VariableValue = Line | int | None
 ALLOWED_VALUES = "text, a whole number, or null for unset"
 # What torchrun sets for its ranks.
 OF_TORCHRUN = re.compile(
@@ -63,23 +72,3 @@ def problem_of_variable(name: str) -> str | None:
             " `environment` of the cluster profile, which withholds the value"
         )
     return None
-
-
-def variable_value(value: Any) -> str | None:
-    """Return the text that a variable is set to, None for unset; raises ValueError with the reason.
-
-    Whole numbers become text. Other numbers and booleans are refused: whether `1.10` or `on` was
-    written can't be told any more.
-    """
-    if value is None:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        shown = str(value).lower() if isinstance(value, bool) else value
-        raise ValueError(f"found {shown} without quotes; allowed: {ALLOWED_VALUES}")
-    if not value.isprintable():
-        raise ValueError(f"found {value!r}; allowed: one line of text that can be seen")
-    if len(value) > MAX_VALUE:
-        raise ValueError(f"found {len(value):,} characters; allowed: at most {MAX_VALUE:,}")
-    return value

@@ -1,24 +1,37 @@
-"""The part of a sweep that `--only` names: `KEY=V[,V]` or `KEY!=V[,V]`, any number of them.
+"""Names cells: by settings such as `strategy=ddp,workload=mlp`, and by the terms of `--only`.
 
-A trial is selected if every term holds. A key is an axis, a setting of a workload, `workload` (its label),
-`cell` (its id, the start of it, or its label) or `seed`. A selection changes neither the sweep nor
-what is recorded of it: `sweep.json` lists all cells, and `harness show` all recorded trials.
+A term is `KEY=V[,V]` or `KEY!=V[,V]`. A trial is selected if every term holds. A key is an axis, a
+setting of a workload, `workload` (its label), `cell` (its id, the start of it, or its label) or
+`seed`. A selection changes neither the sweep nor what is recorded of it: `sweep.json` lists all
+cells, and `harness show` all recorded trials.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.spec.cell import Cell, Trial, axis_names, axis_value, has_level, is_named
+from harness.spec.cell import (
+    Cell,
+    Trial,
+    axis_names,
+    axis_value,
+    hashable,
+    is_axis,
+    same_value,
+)
+from harness.spec.document import parse_value
 from harness.spec.sweep import Sweep
 
 ONLY = "--only"
 MOST_CELLS = 10  # that an error lists
 TERM = re.compile(r"\s*(?P<key>[\w.]+)\s*(?P<operator>!?=)\s*(?P<values>.*\S)\s*", re.DOTALL)
 COMMA = re.compile(r"\s*,\s*(?![^\[]*\])")  # not one inside of a list
+COMMA_OF_SETTINGS = re.compile(r",(?=\s*[\w.]+\s*=)")  # in `precision=bf16,options.hidden=[32, 16]`
 
 
 def select(sweep: Sweep, only: Sequence[str], recorded: Iterable[Trial] = ()) -> Sweep:
@@ -53,58 +66,80 @@ def select_trials(trials: Sequence[Trial], only: Sequence[str]) -> list[Trial]:
         match = TERM.fullmatch(text)
         if match is None:
             raise BadInput(f"{ONLY} {text!r}: found no term; allowed: KEY=V[,V] or KEY!=V[,V]")
-        key, values = match["key"], COMMA.split(match["values"])
-        for value in values:
-            if not any(_has_value(trial, key, value) for trial in trials):
+        key, named = match["key"], set()
+        for value in COMMA.split(match["values"]):
+            having = {trial.id for trial in trials if _has_value(trial, key, value)}
+            if not having:
                 raise BadInput(f"{ONLY} {text!r}: {_problem(trials, key, value)}")
+            named |= having
         is_equal = match["operator"] == "="
-        chosen = [
-            trial
-            for trial in chosen
-            if any(_has_value(trial, key, value) for value in values) == is_equal
-        ]
+        chosen = [trial for trial in chosen if (trial.id in named) == is_equal]
     return chosen
 
 
 def _has_value(trial: Trial, key: str, value: str) -> bool:
     """Return whether a trial has a value, as `--only` spells it, of a key."""
-    if key == "cell":
-        return is_named(trial.cell, value)
     if key == "seed":
         return value == str(trial.seed)
     return has_level(trial.cell, key, value)
 
 
-def _problem(trials: Sequence[Trial], key: str, value: str) -> str:
-    """Return the problem of a key that the trials don't have, or of a value that none of them has."""
-    cells = list({trial.cell.id: trial.cell for trial in trials}.values())
-    names = ["cell", "workload", "seed", *axis_names(cells)]
-    settings = {name for cell in cells for name in cell.workload.levels}
-    if key not in {*names, *settings}:
-        hint = did_you_mean(key, [*names, *sorted(settings)], names)
-        return f"unknown key {key!r}; {hint}"
-    if key == "seed":
-        levels = {str(trial.seed) for trial in trials}
-    elif key == "workload":
-        levels = {cell.workload.label for cell in cells}
-    elif key == "cell":
-        levels = {cell.id for cell in cells}
-    else:
-        levels = {axis_value(cell.level(key)) for cell in cells}
-    return f"found {value!r}; {did_you_mean(value, levels, sorted(levels)[:MOST_CELLS])}"
+def has_level(cell: Cell, key: str, value: str) -> bool:
+    """Return whether a cell has a value of a key other than `seed`; False for what is no key.
+
+    Values are written as in a sweep file. A level that is text is compared as text, so that
+    `env.NCCL_DEBUG=1` needs no quotes.
+    """
+    if key == "cell":
+        return is_named(cell, value)
+    if key == "workload":
+        return cell.workload.label == value
+    if not is_axis(key):
+        return False
+    level = cell.level(key)
+    return level == value if isinstance(level, str) else same_value(level, _read_value(value))
+
+
+@lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
+def _read_value(text: str) -> Hashable:
+    """Return the value that YAML reads in a text; the text if it is empty or no YAML."""
+    try:
+        return hashable(parse_value(text, text)) if text else text
+    except BadInput:
+        return text
+
+
+def is_named(cell: Cell, name: str) -> bool:
+    """Return whether a name is a cell's id, the start of it, its label, or settings that it has."""
+    if cell.id.startswith(name) or cell.label == name:
+        return True
+    settings = [setting.partition("=") for setting in COMMA_OF_SETTINGS.split(name)]
+    return all(has_level(cell, key.strip(), value.strip()) for key, _, value in settings)
 
 
 def find_cell(sweep: Sweep, name: str, option: str) -> Cell:
     """Return the cell that `is_named` so; raises BadInput, which begins with `option`."""
-    matching = [cell for cell in sweep.cells if is_named(cell, name)]
-    exact = [cell for cell in matching if name in (cell.id, cell.label)]
-    if len(exact or matching) == 1:
-        return (exact or matching)[0]
-    if matching:
-        listed = ", ".join(cell.id for cell in matching[:MOST_CELLS])
-        raise BadInput(f"{option} {name}: names {len(matching)} cells; allowed: one, of {listed}")
-    ids = [cell.id for cell in sweep.cells]
-    raise BadInput(
-        f"{option} {name}: no such cell in {sweep.source}; {did_you_mean(name, ids, ids[:MOST_CELLS])},"
-        " or settings that one cell has, such as strategy=ddp,workload=mlp"
-    )
+    cells = [cell for cell in sweep.cells if is_named(cell, name)]
+    if len(cells) == 1:
+        return cells[0]
+    ids = [cell.id for cell in cells or sweep.cells]
+    problem = f"names {len(cells)} cells of {sweep.source}"
+    allowed = "or settings that one cell has, such as strategy=ddp,workload=mlp"
+    hint = did_you_mean(name, ids, ids[:MOST_CELLS])
+    raise BadInput(f"{option} {name}: {problem}; {hint}, {allowed}")
+
+
+def _problem(trials: Sequence[Trial], key: str, value: str) -> str:
+    """Return the problem of a key that the trials don't have, or of a value that none of them has."""
+    cells = list({trial.cell.id: trial.cell for trial in trials}.values())
+    settings = {name for cell in cells for name in cell.workload.levels}
+    named: dict[str, set[Any]] = {
+        "cell": {cell.id for cell in cells},
+        "workload": {cell.workload.label for cell in cells},
+        "seed": {str(trial.seed) for trial in trials},
+    }
+    names = [*named, *axis_names(cells)]
+    if key not in {*names, *settings}:
+        return f"unknown key {key!r}; {did_you_mean(key, [*names, *sorted(settings)], names)}"
+    levels = named[key] if key in named else {axis_value(cell.level(key)) for cell in cells}
+    return f"found {value!r}; {did_you_mean(value, levels, sorted(levels)[:MOST_CELLS])}"

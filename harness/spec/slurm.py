@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from harness.core.validation import Line
 from workloads.settings import Between, Count
 
 # `D-` and up to three numbers. What the numbers count depends on how many there are, and on whether
@@ -22,15 +23,6 @@ DECIDED_OPTIONS = re.compile(
 )
 
 
-def require_printable(key: str, text: str) -> None:
-    """Raise ValueError, which begins with `key`, for a line break or another control character.
-
-    A line break in a line of a job script would begin a line of shell.
-    """
-    if not text.isprintable():
-        raise ValueError(f"{key}: found {text!r}; allowed: one line of text that can be seen")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
     """The keys of the section and their defaults."""
@@ -43,23 +35,17 @@ class SlurmOptions:
     warning: Count = 90  # seconds before the limit at which running trials save and stop
     # How often an interrupted job goes back into the queue without a trial having ended in it.
     requeues: Annotated[int, Between(0, 100)] = 5
-    setup: tuple[str, ...] = ()  # lines of shell, run on the first node before anything else
-    python: str | None = None  # the ranks'; null: the one that submits
+    setup: tuple[Line, ...] = ()  # lines of shell, run on the first node before anything else
+    python: Line | None = None  # the ranks'; null: the one that submits
     # What stands before every rank's Python, as in [apptainer, exec, --nv, image.sif].
-    prefix: tuple[str, ...] = ()
+    prefix: tuple[Line, ...] = ()
     # Options of sbatch by their long names, over SBATCH_DEFAULTS: true is an option without a value,
     # false or null one that is left out.
-    sbatch: dict[str, str | int | bool | None] = field(default_factory=dict)
+    sbatch: dict[Line, Line | int | bool | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        for key in fields(self):
-            value = getattr(self, key.name)
-            for text in value if isinstance(value, tuple) else (value,):
-                if isinstance(text, str):
-                    require_printable(key.name, text)
         for name, value in self.sbatch.items():
-            require_printable(f"sbatch.{name}", f"{name}{value}")
             if DECIDED_OPTIONS.fullmatch(name.replace("-", "_")):
                 problem = f"found {value!r}; allowed: options that the harness does not decide"
                 raise ValueError(f"sbatch.{name}: {problem}")

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.core.validation import Line
+
 PYTHON_OF_PREFIX = "python3"  # where a container names no interpreter
 
 
@@ -24,18 +26,15 @@ class Stack:
     """An interpreter, or the command of a container with the interpreter in it."""
 
     # A path, relative to the sweep file's folder, or a name on PATH; null: python3 of the prefix.
-    python: str | None = None
+    python: Line | None = None
     # A command that runs the command after it. It has to pass on the environment, the working
     # directory and signals, and to show the files of this machine under their own paths.
-    prefix: Sequence[str] = ()
+    prefix: Sequence[Line] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a stack that is none, and for texts that no command can have."""
+        """Raise ValueError for a stack that is none."""
         if self.python is None and not self.prefix:
             raise ValueError("found neither python nor prefix; allowed: one of them, or both")
-        for text in self.command:
-            if not text or not text.isprintable():
-                raise ValueError(f"found {text!r}; allowed: one line of text that can be seen")
 
     @property
     def command(self) -> list[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.validation import Key, dotted, shown
+from harness.core.validation import dotted, shown
 from harness.spec.apart import call_apart
 from harness.spec.axes import AXES, AXIS_TYPES, Axes
 from harness.spec.cell import (
@@ -21,22 +22,22 @@ from harness.spec.cell import (
     Seed,
     StopRule,
     Trial,
+    WorkloadRef,
     placeholders_of,
     setting_of,
 )
 from harness.spec.document import Document, read_document
-from harness.spec.environment import PREFIX
+from harness.spec.environment import PREFIX, variable_of
 from harness.spec.files import FileDigests
-from harness.spec.matrix import CONFLICT, ExcludedPoint, Matrix, Point, read_matrix, read_values
+from harness.spec.matrix import CONFLICT, ExcludedPoint, Matrix, read_matrix, read_values
 from harness.spec.sweepfile import SweepFile, SweepKeys, read_sweep_file
-from harness.spec.workload import PlannedWorkload, SweepWorkload, read_workload
+from harness.spec.workload import PlannedWorkload, SweepWorkload, find_reason, read_workload
 from workloads.catalog import BUILT_IN
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
 MAX_TRIALS = 100_000  # a typing error must not fill the memory with trials
 DEFAULT_WARMUP = 10  # steps; fewer where the length leaves fewer
-MOST_REASONS = 3  # that an error lists, if all points of a matrix are excluded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +77,7 @@ class Sweep(SweepKeys):
     @property
     def all_seeds(self) -> list[int]:
         """Return the seeds that any cell is trained with, in the order in which they run."""
-        seeds: dict[int, None] = {}  # an ordered set
-        for cell in self.cells:
-            seeds.update(dict.fromkeys(self.seeds_of(cell)))
-        return list(seeds)
+        return list(dict.fromkeys(chain.from_iterable(map(self.seeds_of, self.cells))))
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
@@ -93,7 +91,7 @@ class Sweep(SweepKeys):
 
     def trials(self) -> list[Trial]:
         """Return the trials of all blocks in the order in which they run."""
-        return [trial for block in self.blocks() for trial in block]
+        return list(chain.from_iterable(self.blocks()))
 
     def whole(self) -> Sweep:
         """Return the sweep with all of its cells and seeds: itself, unless it is a part."""
@@ -145,53 +143,49 @@ def load_sweep(
     """
     document = read_document(path)
     entries = document.content.get("workloads")
-    used = []
+    used: list[Any] = ["uses" for text in sets if "uses" in text]
     for label, entry in entries.items() if isinstance(entries, dict) else ():
         used.append(entry.get("uses", label) if isinstance(entry, dict) else label)
-    if all(uses in BUILT_IN for uses in used) and not any("uses" in text for text in sets):
-        return _plan(document, path, sets, data, FileDigests(digests))
-    return call_apart(_plan, document, path, sets, data, FileDigests(digests))
+    if all(uses in BUILT_IN for uses in used):
+        return _plan(document, sets, data, digests)
+    return call_apart(_plan, document, sets, data, digests)
 
 
 def _plan(
-    document: Document,
-    path: Path,
-    sets: Sequence[str],
-    data: Sequence[str],
-    digests: FileDigests,
+    document: Document, sets: Sequence[str], data: Sequence[str], digests: Path | None
 ) -> Sweep:
     """Return the sweep of a document, whose workloads this process imports; raises BadInput."""
+    path = Path(document.sources[()])
     file = read_sweep_file(document, sets, data)
-    workloads: list[SweepWorkload] = []
-    for label, entry in file.workloads.items():
-        workloads.append(read_workload(document, label, entry, digests))
+    workloads = [read_workload(document, label, file.workloads[label]) for label in file.workloads]
     types = {workload.label: workload.setting_types for workload in workloads}
     matrix = read_matrix(document, file, types)
     _check_axes_are_received(matrix, workloads)
+    cells: list[Cell] = []
+    excluded: list[ExcludedPoint] = []
+    known = FileDigests(digests)
     for workload in workloads:
         for axis in workload.setting_types.keys() & matrix.sources.keys():
             # Errors in the value of such a setting name the line of the axis.
             key = (*workload.key, *axis.split(".", 1))
             document.sources.setdefault(key, matrix.sources[axis])
-    cells: list[Cell] = []
-    excluded: list[ExcludedPoint] = []
-    for workload in workloads:
-        cells += _cells_of(workload, file, matrix, excluded, has_flags=bool(sets))
+        cells += _cells_of(workload, file, matrix, excluded, known, has_flags=bool(sets))
     if not cells:
-        raise _nothing_to_run(document, excluded)
-    options = []
-    for name, texts in (("--set", sets), ("--data", data)):
-        for text in texts:
-            options += [name, text]
-    seeds = {label: entry.seeds for label, entry in file.workloads.items() if entry.seeds}
+        reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
+        most = [f"{count} left out by {reason}" for reason, count in reasons.most_common(3)]
+        problem = f"found no cell to run: {', '.join(most)}; allowed: at least one cell"
+        raise document.error((), problem)
+    options = [("--set", text) for text in sets] + [("--data", text) for text in data]
     sweep = Sweep(
         **{key.name: getattr(file, key.name) for key in fields(SweepKeys)},
         source=path,
         cells=_distinct(document, cells),
         excluded=excluded,
-        unused_rules=[f"exclude[{number}]" for number in sorted(matrix.unused)],
-        workload_seeds=seeds,
-        options=options,
+        unused_rules=matrix.unused_rules(excluded),
+        workload_seeds={
+            label: entry.seeds for label, entry in file.workloads.items() if entry.seeds
+        },
+        options=list(chain.from_iterable(options)),
     )
     count = sum(map(sweep.count_trials, sweep.cells))
     if count > MAX_TRIALS:
@@ -213,6 +207,7 @@ def _cells_of(
     file: SweepFile,
     matrix: Matrix,
     excluded: list[ExcludedPoint],
+    digests: FileDigests,
     *,
     has_flags: bool,
 ) -> Iterator[Cell]:
@@ -222,23 +217,25 @@ def _cells_of(
     included point is intended, so its conflict is an error, BadInput, unless `--set` has changed the
     sweep.
     """
-    label, entry = workload.label, workload.entry
+    label, entry, types = workload.label, workload.entry, workload.setting_types
+    own = _own_values(workload, matrix)
     length, stop = entry.length or file.length, entry.stop or file.stop
     warmup = _warmup(workload, file, length.steps)
-    is_set = "batch_size" in matrix.sources or "batch_size" in entry.axes
-    planned: dict[str, PlannedWorkload] = {}  # by the settings of points, as text
-    for point in matrix.points(label, _own_values(workload, matrix), workload.setting_types):
-        axes, environment, settings = _split(point.values)
+    unset = ["batch_size"] if {"batch_size"}.isdisjoint((*matrix.sources, *entry.axes)) else []
+    unnamed = workload.settings.keys() - matrix.sources.keys()
+    planned: dict[str, PlannedWorkload] = {}  # by the settings, as text
+    for point, included_by in matrix.points(label, own, types):
+        axes, environment, settings = _split(point)
         key = str(settings)
-        if key not in planned and workload.setting_types.keys() >= settings.keys():
-            unset = [] if is_set else ["batch_size"]
-            planned[key] = workload.plan(settings, unset)
-            _check_validation(workload, planned[key], stop)
+        if key not in planned and all(map(workload.has, settings)):
+            varied = [axis for axis in settings if axis in matrix.sources]
+            planned[key] = workload.plan(settings, digests, varied, unset)
+            _check_validation(workload, planned[key][0], stop)
         plan = planned.get(key)
-        rule, reason = _judge(matrix, workload, point, axes, plan)
+        rule, reason = _judge(matrix, workload, point, included_by, plan, axes)
         if plan is not None and reason is None:
             yield Cell(
-                workload=plan.reference,
+                workload=plan[0],
                 axes=axes,
                 environment=environment,
                 length=length,
@@ -248,79 +245,68 @@ def _cells_of(
                 stack=None if axes.stack is None else file.stacks[axes.stack],
             )
             continue
-        if point.included_by is not None and not has_flags:
-            raise workload.document.error(("include", point.included_by), str(reason))
-        levels = {**axes.values, **point.values}
+        if included_by is not None and not has_flags:
+            raise workload.document.error(("include", included_by), str(reason))
+        levels = {**axes.values, **{axis: point[axis] for axis in point if axis not in unnamed}}
         excluded.append(ExcludedPoint(workload=label, axes=levels, rule=rule, reason=str(reason)))
 
 
 def _judge(
     matrix: Matrix,
     workload: SweepWorkload,
-    point: Point,
-    axes: Axes,
+    point: Mapping[str, Any],
+    included_by: int | None,
     plan: PlannedWorkload | None,
+    axes: Axes,
 ) -> tuple[str, str | None]:
     """Return the rule and the reason why a point is left out, if it is.
 
     `plan` is None if the workload lacks one of its settings. What is included no rule excludes.
     """
-    if matrix.exclude and point.included_by is None:
-        own = {} if plan is None else plan.reference.levels
-        levels = {**own, **axes.values, **point.values, "workload": workload.label}
-        rule = matrix.matching_exclusion(levels)
+    if included_by is None and matrix.exclude:
+        own_levels = {} if plan is None else plan[0].levels
+        levels = {**own_levels, **axes.values, **point, "workload": workload.label}
+        rule = matrix.exclusion_of(levels)
         if rule is not None:
             return rule, "the sweep says so"
     if plan is None:
-        settings = [axis for axis in point.values if setting_of(axis) is not None]
-        missing = [axis for axis in settings if axis not in workload.setting_types]
+        missing = [axis for axis in point if setting_of(axis) and not workload.has(axis)]
         return CONFLICT, f"{workload.label} has no {missing[0]}"
-    return CONFLICT, plan.find_conflict(axes)
+    return CONFLICT, find_reason(plan, axes)
 
 
-def _split(values: Mapping[str, Any]) -> tuple[Axes, dict[str, str | None], dict[str, Any]]:
+def _split(point: Mapping[str, Any]) -> tuple[Axes, dict[str, str | None], dict[str, Any]]:
     """Return the harness's axes, the variables and the workload's settings of a point."""
-    own: dict[str, Any] = {}
-    environment: dict[str, str | None] = {}
-    settings: dict[str, Any] = {}
-    for axis, value in values.items():
-        if axis in AXIS_TYPES:
-            own[axis] = value
-        elif setting_of(axis) is not None:
-            settings[axis] = value
-        else:
-            environment[axis.removeprefix(PREFIX)] = value
-    return Axes.of(own), environment, settings
+    axes = {axis: value for axis, value in point.items() if axis in AXIS_TYPES}
+    settings = {axis: value for axis, value in point.items() if setting_of(axis) is not None}
+    names = [axis for axis in point if variable_of(axis) is not None]
+    environment = {axis.removeprefix(PREFIX): point[axis] for axis in names}
+    return Axes.of(axes), environment, settings
 
 
 def _own_values(workload: SweepWorkload, matrix: Matrix) -> dict[str, Any]:
-    """Return the axes that the workload decides: its batch size, and what its entry sets.
+    """Return what the workload decides: its batch size, and the axes and settings of its entry.
 
-    Raises BadInput for an axis that the matrix varies.
+    Raises BadInput for one that the matrix varies.
     """
-    document, entry, types = workload.document, workload.entry, workload.setting_types
-    own: dict[str, Any] = {}
+    document, types = workload.document, workload.setting_types
+    own = dict(workload.settings)
     if "batch_size" not in matrix.constants:
         own["batch_size"] = workload.declaration.batch_size
-    for section, values in (("axes", entry.axes), ("options", entry.options), ("data", entry.data)):
-        for name, value in values.items():
-            key: Key = (*workload.key, section, name)
-            axis = name if section == "axes" else f"{section}.{name}"
-            if axis in matrix.varying:
-                problem = "found in matrix or zip too; allowed: in one place"
-                raise document.error(key, problem)
-            if section != "axes":
-                if axis in matrix.constants:
-                    own[axis] = value
-                continue
-            if axis in types:
-                allowed = dotted((*workload.key, *axis.split(".", 1)))
-                problem = f"found a setting of the workload; allowed: {allowed}"
-                raise document.error(key, problem)
-            if isinstance(value, list):
-                allowed = f"one value; several belong below matrix: `{axis}: {shown(value)}`"
-                raise document.error(key, f"found {shown(value)}; allowed: {allowed}")
-            (own[axis],) = read_values(document, key, value, {workload.label: types})
+    for axis, value in workload.entry.axes.items():
+        key = (*workload.key, "axes", axis)
+        if axis in types:
+            allowed = dotted((*workload.key, *axis.split(".", 1)))
+            problem = f"found a setting of the workload; allowed: {allowed}"
+            raise document.error(key, problem)
+        if isinstance(value, list):
+            allowed = f"one value; several belong below matrix: `{axis}: {shown(value)}`"
+            raise document.error(key, f"found {shown(value)}; allowed: {allowed}")
+        (own[axis],) = read_values(document, key, value, {workload.label: types})
+    for axis in matrix.varying & (workload.settings.keys() | workload.entry.axes.keys()):
+        section, name = setting_of(axis) or ("axes", axis)
+        problem = "found in matrix or zip too; allowed: in one place"
+        raise document.error((*workload.key, section, name), problem)
     return own
 
 
@@ -344,17 +330,15 @@ def _warmup(workload: SweepWorkload, file: SweepFile, steps: int | None) -> int:
 
 
 def _check_validation(
-    workload: SweepWorkload, plan: PlannedWorkload, stop: StopRule | None
+    workload: SweepWorkload, reference: WorkloadRef, stop: StopRule | None
 ) -> None:
     """Raise BadInput if a rule for stopping looks at a validation set that the settings leave empty.
 
     A user's class may have one without a setting, so only its ranks can tell.
     """
-    if stop is not None and getattr(plan.data, "validation", None) == 0:
-        problem = (
-            "found 0; allowed: more, such as 0.15: stop looks at a validation set, so that the"
-            " test set does not decide when training ends"
-        )
+    if stop is not None and reference.data.get("validation") == 0:
+        allowed = "more, such as 0.15: stop looks at a validation set, so that the test set does not decide"
+        problem = f"found 0; allowed: {allowed} when training ends"
         raise workload.document.error((*workload.key, "data", "validation"), problem)
 
 
@@ -367,17 +351,13 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     distinct: dict[str, Cell] = {}
     for cell in cells:
         first, label = distinct.setdefault(cell.id, cell), cell.workload.label
+        if first is cell:
+            continue
         if first.workload.label != label:
             problem = f"found the same as {first.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)
+        # Ids have the head of the digest only: of 100,000 cells, two share one by chance in 1 of 200 sweeps.
+        if first.digest(first.workload.code) != cell.digest(cell.workload.code):
+            problem = f"found the same id for {first.label} and {cell.label}; allowed: one of them"
+            raise document.error(("matrix",), problem)
     return list(distinct.values())
-
-
-def _nothing_to_run(document: Document, excluded: Sequence[ExcludedPoint]) -> BadInput:
-    """Return the error for a sweep without cells, with the most frequent reasons for that."""
-    reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
-    listed = [
-        f"{count} left out by {reason}" for reason, count in reasons.most_common(MOST_REASONS)
-    ]
-    problem = f"found no cell to run: {', '.join(listed)}; allowed: at least one cell"
-    return document.error((), problem)

@@ -8,35 +8,33 @@ as one in the file is, and its errors name the flag in place of the line.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Key, members_by_source, shown
 from harness.spec.axes import AXIS_TYPES
-from harness.spec.cell import (
-    SOURCE,
-    Fingerprints,
-    Length,
-    Profiling,
-    StopRule,
-    declared_defaults,
-    setting_of,
-)
+from harness.spec.cell import SOURCE, Fingerprints, Length, Profiling, StopRule, is_axis, setting_of
 from harness.spec.document import Document, parse_value
-from harness.spec.environment import axis_hint, variable_of
-from harness.spec.files import FileDigests
+from harness.spec.environment import axis_hint
 from harness.spec.saving import CheckpointRules
 from harness.spec.stack import Stack
-from harness.spec.workload import Seeds, WorkloadEntry, read_workload
+from harness.spec.workload import Seeds, WorkloadEntry, declaration_of
 from workloads.catalog import BUILT_IN
 from workloads.settings import Between
 
 ONE_EPOCH = Length(epochs=1)
-NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)  # of a sweep, and so of its folder; of a stack
-LABEL = re.compile(r"\w[\w.:/ -]{0,199}")  # of a workload, which may be its file and class
+NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z"
+)  # of a sweep, and so of its folder; of a stack
+NAME_CHARACTERS = "letters, digits, ., - and _, at most 200"
+Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}", description=NAME_CHARACTERS)]
+# Of a workload, which may be its file and class.
+Label = Annotated[str, Meta(pattern=r"^\w[\w.:/ -]{0,199}\Z", description=NAME_CHARACTERS)]
 LABEL_BEFORE_PATH = re.compile(r"[\w.:-]+(?==)")
 LENGTH = re.compile(r"(?P<count>[1-9][0-9]{0,17}) *(?P<unit>epoch|step)s?")
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
@@ -56,14 +54,15 @@ class SweepKeys:
     profile: Profiling | None = None
     fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
-    stacks: dict[str, Stack] = field(default_factory=dict)  # the values of the axis `stack`
+    stacks: dict[Name, Stack] = field(default_factory=dict)  # the values of the axis `stack`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFile(SweepKeys):
     """All keys of a sweep file and their defaults."""
 
-    workloads: dict[str, WorkloadEntry]  # by label
+    name: Name
+    workloads: dict[Label, WorkloadEntry]  # by label
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
@@ -88,13 +87,14 @@ def read_sweep_file(document: Document, sets: Sequence[str], data: Sequence[str]
     """
     document.content.setdefault("name", Path(document.source_of(())).stem)
     file = _validate(document)
-    for text in sets:
-        _apply_set(document, text)
-        file = _validate(document)
-    for text in data:  # after flags that may have chosen a source which reads files
-        apply_data(document, text)
-        file = _validate(document)
-    _check_names(document, file)
+    # Paths of data come after flags that may have chosen a source which reads files.
+    flags: list[tuple[Callable[[Document, str], None], Sequence[str]]]
+    flags = [(_apply_set, sets), (apply_data, data)]
+    for apply, texts in flags:
+        for text in texts:
+            apply(document, text)
+            file = _validate(document)
+    _check_counts(document, file)
     return file
 
 
@@ -102,18 +102,15 @@ def _validate(document: Document) -> SweepFile:
     """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
     content = document.content
     _expand(document, (), content)
-    if isinstance(content.get("checkpoint"), str):
-        if content["checkpoint"] != "best":
-            hint = did_you_mean(content["checkpoint"], ["best", "{every: 10m, keep: 2}"])
-            raise document.error(("checkpoint",), f"found {content['checkpoint']!r}; {hint}")
+    checkpoint = content.get("checkpoint")
+    if isinstance(checkpoint, str):
+        if checkpoint != "best":
+            hint = did_you_mean(checkpoint, ["best", "{every: 10m, keep: 2}"])
+            raise document.error(("checkpoint",), f"found {checkpoint!r}; {hint}")
         content["checkpoint"] = {"best": True}
-    workloads = content.get("workloads")
-    if not isinstance(workloads, dict):
-        workloads = {}  # which validation refuses
-    for label, entry in workloads.items():
-        if entry is None:  # a workload as it is declared
-            workloads[label] = {}
-        elif isinstance(entry, str):
+    workloads: Any = content.get("workloads")
+    for label, entry in workloads.items() if isinstance(workloads, dict) else ():
+        if entry is None or isinstance(entry, str):
             workloads[label] = {"uses": entry}
         elif isinstance(entry, dict):
             _expand(document, ("workloads", label), entry)
@@ -135,26 +132,17 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
             raise document.error((*key, "seeds"), f"found {seeds}; allowed: {allowed}")
         content["seeds"] = list(range(seeds))
     for name in LENGTHS:
-        if name not in content or isinstance(content[name], dict):
-            continue
-        match = LENGTH.fullmatch(str(content[name]).strip())
-        if match is None:
-            problem = (
-                f"found {shown(content[name])}; allowed: a length such as 5 epochs or 300 steps"
-            )
-            raise document.error((*key, name), problem)
-        content[name] = {f"{match['unit']}s": int(match["count"])}
+        length = content.get(name, {})
+        if not isinstance(length, dict):
+            match = LENGTH.fullmatch(str(length).strip())
+            if match is None:
+                allowed = "a length such as 5 epochs or 300 steps"
+                raise document.error((*key, name), f"found {shown(length)}; allowed: {allowed}")
+            content[name] = {f"{match['unit']}s": int(match["count"])}
 
 
-def _check_names(document: Document, file: SweepFile) -> None:
-    """Raise BadInput for names that a folder or a table can't have, no workloads, repeated seeds."""
-    names: list[tuple[Key, str, re.Pattern[str]]] = [(("name",), file.name, NAME)]
-    names += [(("stacks", name), name, NAME) for name in file.stacks]
-    names += [(("workloads", label), label, LABEL) for label in file.workloads]
-    for key, name, pattern in names:
-        if not pattern.fullmatch(name):
-            problem = f"found {name!r}; allowed: letters, digits, ., - and _, at most 200"
-            raise document.error(key, problem)
+def _check_counts(document: Document, file: SweepFile) -> None:
+    """Raise BadInput for no workloads, and for seeds that are none or repeated."""
     if not file.workloads:
         hint = did_you_mean("", BUILT_IN)
         raise document.error(("workloads",), f"found none; {hint}, or a class of yours")
@@ -175,19 +163,29 @@ def _apply_set(document: Document, text: str) -> None:
     """
     name, equals, value = text.partition("=")
     name, source = name.strip(), f"--set {text}"
+    key, entries = tuple(name.split(".")), document.content["workloads"]
     if not equals or not name:
         allowed = "--set axis=value[,value…] or --set some.key=value"
         raise BadInput(f"{source}: found no '='; allowed: {allowed}")
-    section = name.partition(".")[0]
-    if section == "seeds" or section in LENGTHS:
-        for entry in document.content["workloads"].values():
-            entry.pop(section, None)
-    if name in AXIS_TYPES or variable_of(name) is not None or setting_of(name) is not None:
+    if is_axis(name):
         _replace_axis(document, name, _parse_list(value, source), source)
-    elif name == "seeds" and "," in value:  # else a number of seeds, or a list in brackets
-        document.put(("seeds",), _parse_list(value, source), source)
-    else:
-        _replace_key(document, name, parse_value(value, source), source)
+        return
+    if key[0] not in SWEEP_KEYS:
+        lengths = ["length.epochs", "length.steps"]
+        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *SWEEP_KEYS, *lengths])
+        raise BadInput(f"{source}: unknown axis or key; {hint}")
+    if key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
+        raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
+    if key[0] in ("seeds", *LENGTHS):
+        for entry in entries.values():
+            entry.pop(key[0], None)
+    # Else it is a number of seeds, or a list in brackets.
+    parse = _parse_list if name == "seeds" and "," in value else parse_value
+    parsed = parse(value, source)
+    if len(key) > 1 and key[-2] in LENGTHS and key[-1] in ("steps", "epochs"):
+        # A length has one of the two, never both: the new one replaces the other.
+        key, parsed = key[:-1], {key[-1]: parsed}
+    document.put(key, parsed, source)
 
 
 def _replace_axis(document: Document, axis: str, values: Any, source: str) -> None:
@@ -196,35 +194,12 @@ def _replace_axis(document: Document, axis: str, values: Any, source: str) -> No
     The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are; included
     points take the value if it is the only one.
     """
-    setting, content = setting_of(axis), document.content
-    for entry in content["workloads"].values():
-        entry.get("axes", {}).pop(axis, None)
-        if setting is not None:
-            entry.get(setting.section, {}).pop(setting.name, None)
-    for group in content.get("zip", []):
+    section, name = setting_of(axis) or ("axes", axis)
+    for entry in document.content["workloads"].values():
+        entry.get(section, {}).pop(name, None)
+    for group in document.content.get("zip", []):
         group.pop(axis, None)
     document.put(("matrix", axis), values, source)
-
-
-def _replace_key(document: Document, name: str, value: Any, source: str) -> None:
-    """Set any other key of the file, named by a dotted path such as `workloads.mlp.length.epochs`.
-
-    Raises BadInput for an unknown first part and for a workload that the sweep does not have;
-    unknown parts further down are found when the document is checked.
-    """
-    key = tuple(name.split("."))
-    labels = document.content["workloads"]
-    if key[0] not in SWEEP_KEYS:
-        lengths = ["length.epochs", "length.steps"]
-        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *SWEEP_KEYS, *lengths])
-        raise BadInput(f"{source}: unknown axis or key; {hint}")
-    if key[0] == "workloads" and len(key) > 2 and key[1] not in labels:
-        raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], labels)}")
-    if len(key) > 1 and key[-2] in LENGTHS and key[-1] in ("steps", "epochs"):
-        # A length has one of the two, never both: the new one replaces the other.
-        document.put(key[:-1], {key[-1]: value}, source)
-    else:
-        document.put(key, value, source)
 
 
 def _parse_list(value: str, source: str) -> Any:
@@ -241,56 +216,41 @@ def _parse_list(value: str, source: str) -> Any:
 def apply_data(document: Document, text: str) -> None:
     """Apply `--data`: `PATH` for every workload that reads data from files, `LABEL=PATH` for one.
 
-    Raises BadInput for an unknown label, where no workload reads files, and for a workload that can't
-    be loaded. That the files exist is checked when the workload is planned.
+    It sets `data.path`. Raises BadInput for an unknown label, where no workload has this setting, and
+    for a workload that can't be loaded. That the files exist is checked when the workload is planned.
     """
-    entries: Mapping[str, Any] = document.content["workloads"]
-    match = LABEL_BEFORE_PATH.match(text)
-    path, labels = text, list(entries)
+    entries = document.content["workloads"]
+    match, path = LABEL_BEFORE_PATH.match(text), text
     if match is not None and not Path(text).exists():
         path, labels = text[match.end() + 1 :], [match[0]]
         if match[0] not in entries:
             raise BadInput(f"--data {text}: found {match[0]!r}; {did_you_mean(match[0], entries)}")
-    names = {label: _path_setting(document, label, is_named=len(labels) == 1) for label in labels}
-    if path != text and names[labels[0]] is None:
-        names[labels[0]] = "path"  # which the check of its settings refuses
-    if not any(names.values()):
-        raise BadInput(
-            f"--data {text}: found no workload that reads data from files; allowed: LABEL=PATH, for a"
-            " workload whose `Data` has a setting of type Path"
-        )
-    for label, setting in names.items():
-        if setting is not None:
-            # Absolute, because paths in a sweep file are relative to the file and this one is not.
-            absolute = str(Path(path).absolute())
-            document.put(("workloads", label, "data", setting), absolute, f"--data {text}")
+    else:
+        labels = [label for label in entries if _has_path(document, label)]
+    if not labels:
+        problem = "found no workload that reads data from files"
+        allowed = "LABEL=PATH, for a workload whose `Data` has the setting `path`"
+        raise BadInput(f"--data {text}: {problem}; allowed: {allowed}")
+    for label in labels:
+        # Absolute, because paths in a sweep file are relative to the file and this one is not.
+        absolute = str(Path(path).absolute())
+        document.put(("workloads", label, "data", "path"), absolute, f"--data {text}")
 
 
-def _path_setting(document: Document, label: str, *, is_named: bool) -> str | None:
-    """Return the setting of a workload's data that says where they are, None without one.
+def _has_path(document: Document, label: str) -> bool:
+    """Return whether the data of a workload have a setting `path`, of a source that the sweep chooses.
 
-    It is `path`, or else the only one of type Path. Of a workload that is not named on the command
-    line, it counts only where it is set, or has to be.
+    An unknown source counts, since planning reports it.
     """
-    entry = document.content["workloads"][label]
-    data = entry.get("data", {})
-    checked = document.validate(WorkloadEntry, entry, ("workloads", label))
-    members = members_by_source(
-        read_workload(document, label, checked, FileDigests()).declaration.data
+    key = ("workloads", label)
+    entry: WorkloadEntry = document.validate(
+        WorkloadEntry, document.content["workloads"][label], key
     )
-    chosen = document.content.get("matrix", {}).get(f"data.{SOURCE}", data.get(SOURCE))
+    members = members_by_source(declaration_of(document, label, entry).data)
+    own = entry.data.get(SOURCE, next(iter(members)))
+    chosen = document.content.get("matrix", {}).get(f"data.{SOURCE}", own)
     for source in chosen if isinstance(chosen, list) else [chosen]:
-        kind = next(iter(members.values()))
-        if source is not None:
-            kind = members.get(str(source))
-        if kind is None:  # an unknown source, which planning reports
-            return "path"
-        hints = get_type_hints(kind)
-        paths = [name for name, hint in hints.items() if Path in (hint, *get_args(hint))]
-        if "path" in paths:
-            paths = ["path"]
-        if len(paths) != 1:
-            continue
-        if is_named or paths[0] in data or declared_defaults(kind)[paths[0]] is MISSING:
-            return paths[0]
-    return None
+        kind = members.get(str(source))
+        if kind is None or "path" in get_type_hints(kind):
+            return True
+    return False

@@ -11,22 +11,17 @@ see `harness.spec.script`.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 from harness.core.errors import BadInput
-from harness.core.validation import (
-    InvalidValue,
-    Key,
-    choose,
-    decode_value,
-    members_by_source,
-)
+from harness.core.validation import Key, decode_value, members_by_source
 from harness.spec import script
 from harness.spec.axes import Axes, find_conflict
 from harness.spec.cell import (
@@ -42,13 +37,7 @@ from harness.spec.cell import (
     without_defaults,
 )
 from harness.spec.document import Document
-from harness.spec.files import (
-    FileDigests,
-    describe_code,
-    describe_files,
-    files_by_setting,
-    named_files,
-)
+from harness.spec.files import FileDigests, Files, describe_code, files_by_setting, named_files
 from workloads.catalog import (
     BUILT_IN,
     Declaration,
@@ -88,20 +77,8 @@ class WorkloadEntry:
     launch: Launch = "torchrun"
 
 
-class PlannedWorkload(NamedTuple):
-    """A workload with all its settings, checked."""
-
-    reference: WorkloadRef
-    options: Settings
-    data: Settings
-
-    def find_conflict(self, axes: Axes) -> str | None:
-        """Return why the workload can't be trained with these axes, None if it can."""
-        if self.reference.is_script:
-            return script.find_conflict(self.reference, axes)
-        values = axes.values
-        reason = find_conflict(axes) or self.options.conflict(values)
-        return reason or self.data.conflict(values)
+# A workload with its settings, and its options and data where it is a class.
+PlannedWorkload = tuple[WorkloadRef, list[Settings]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +89,22 @@ class SweepWorkload:
     label: str  # the sweep's name for it
     entry: WorkloadEntry
     declaration: Declaration
-    digests: FileDigests  # of data files, of all workloads
     arguments: Sequence[str] | None = None  # of a script
 
     @property
     def key(self) -> Key:
         """Return where the workload's entry is in the file, for errors."""
         return ("workloads", self.label)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the entry, by their axes."""
+        options = {f"options.{name}": value for name, value in self.entry.options.items()}
+        return options | {f"data.{name}": value for name, value in self.entry.data.items()}
+
+    def has(self, axis: str) -> bool:
+        """Return whether an axis is a setting of the workload, or of its entry, which is checked."""
+        return axis in self.setting_types or axis in self.settings
 
     def receives(self, axis: str) -> bool:
         """Return whether the workload gets an axis: a script has those that its arguments name."""
@@ -134,66 +120,75 @@ class SweepWorkload:
             return script.setting_types(self.entry.options, self.arguments)
         members = members_by_source(self.declaration.data)
         chosen = members.get(str(self.entry.data.get(SOURCE)))
-        sections = [("options", self.declaration.options), ("data", chosen)]
-        sections += [("data", member) for member in members.values()]
+        data = [member for member in (*members.values(), chosen) if member is not None]
         types: dict[str, Any] = {}
-        for section, kind in sections:
-            if kind is not None:
-                for name, hint in get_type_hints(kind, include_extras=True).items():
-                    types.setdefault(f"{section}.{name}", hint)
+        for section, kind in [("options", self.declaration.options), *(("data", m) for m in data)]:
+            for name, hint in get_type_hints(kind, include_extras=True).items():
+                types[f"{section}.{name}"] = hint
         return types
 
     def plan(
-        self, settings: Mapping[str, Any] | None = None, unset: Sequence[str] = ()
+        self,
+        values: Mapping[str, Any],
+        digests: FileDigests,
+        axes: Sequence[str] = (),
+        unset: Sequence[str] = (),
     ) -> PlannedWorkload:
-        """Return the workload with the settings of a point over those of its entry.
+        """Return the workload with these values of its settings, by their axes, all checked.
 
-        `unset` are axes that the sweep leaves to the workload. Raises BadInput for a wrong setting,
-        and for a file that is missing or can't be read.
+        `axes` are those that are axes of the sweep, `unset` the axes that it leaves to the workload.
+        Raises BadInput for a wrong setting, and for a file that is missing or can't be read.
         """
-        written = {"options": dict(self.entry.options), "data": dict(self.entry.data)}
-        for axis, value in (settings or {}).items():
+        written: dict[str, dict[str, Any]] = {"options": {}, "data": {}}
+        for axis, value in values.items():
             section, _, name = axis.partition(".")
             written[section][name] = value
-        for section, values in written.items():
-            self._check_values(section, values)
-        options, data = Settings(), Settings()
-        unset = list(unset)
+        self._refuse_secrets(values)
         if self.arguments is not None:
             script.check_options(self.document, self.key, written["options"], self.arguments)
-            files = named_files(self.arguments, written["options"], base_folder(self.document))
-            identity: dict[str, Any] = {"options": written["options"], "arguments": self.arguments}
-            if self.entry.target is not None:
-                identity["target"] = [self.entry.target.name, self.entry.target.higher_is_better]
-            for name in ("module", "launch"):
-                if getattr(self.entry, name) != getattr(WorkloadEntry, name):
-                    identity[name] = getattr(self.entry, name)
-        else:
-            options = self._read_settings("options", self.declaration.options, written["options"])
-            data = self._read_settings("data", self.declaration.data, written["data"])
-            files = files_by_setting(options, data)
-            # Each member of a union has its own `source` as the default, so `without_defaults` drops
-            # it. Without it, equal settings of two sources would share an id.
-            identity = {
-                "options": without_defaults(options),
-                "data": without_defaults(data) | {"source": getattr(data, "source", None)},
-            }
-            unset += _unset_settings("options", options, written["options"])
-            unset += _unset_settings("data", data, written["data"])
-            written = {"options": asdict(options), "data": asdict(data)}
-        states, contents = describe_files(self.document, self.key, files, self.digests)
-        if contents or self.arguments is None:
-            identity["files"] = contents or None
+            states, contents = self._describe(
+                named_files(self.arguments, written["options"], base_folder(self.document)), digests
+            )
+            identity = {**self._reference.identity, "options": written["options"]}
+            reference = replace(self._reference, options=written["options"], file_states=states)
+            identity |= {"files": contents or None}
+            return replace(reference, identity=identity, axes=axes, unset=unset), []
+        options = self._read_settings("options", self.declaration.options, written["options"])
+        data = self._read_settings("data", self.declaration.data, written["data"])
+        states, contents = self._describe(files_by_setting(options, data), digests)
         reference = replace(
             self._reference,
-            identity={**self._reference.identity, **identity},
-            options=map_paths(written["options"], str),
-            data=map_paths(written["data"], str),
-            axes=list(settings or {}),
+            identity={
+                **self._reference.identity,
+                "options": _to_json(without_defaults(options)),
+                # Each source has its own name as the default, which is left out. Without it, equal
+                # settings of two sources would share an id.
+                "data": _to_json(without_defaults(data)) | {SOURCE: getattr(data, SOURCE, None)},
+                "files": contents or None,
+            },
+            options=_to_json(options),
+            data=_to_json(data),
             file_states=states,
-            unset=unset,
+            axes=axes,
+            unset=[*unset, *_unset("options", options, values), *_unset("data", data, values)],
         )
-        return PlannedWorkload(reference, options, data)
+        return reference, [options, data]
+
+    def _describe(
+        self, by_setting: Mapping[str, Files], digests: FileDigests
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the states and the digests of the files of each setting; raises BadInput."""
+        states: dict[str, str] = {}
+        contents: dict[str, str] = {}
+        for axis, files in by_setting.items():
+            try:
+                states[axis], contents[axis] = digests.digest(files)
+            except OSError as error:
+                problem = f"found {error.filename}: {error.strerror}"
+                key = (*self.key, *axis.split(".", 1))
+                allowed = "allowed: a file that can be read"
+                raise self.document.error(key, f"{problem}; {allowed}") from None
+        return states, contents
 
     @cached_property
     def _reference(self) -> WorkloadRef:
@@ -208,31 +203,39 @@ class SweepWorkload:
         except OSError as error:
             problem = f"{error.filename}: can't be read: {error.strerror}"
             raise self.document.error((*self.key, "uses"), problem) from None
+        identity: dict[str, Any] = {"uses": canonical_name(uses, source)}
+        entry = self.entry
+        if self.arguments is not None:
+            identity["arguments"] = self.arguments
+            if entry.target is not None:
+                identity["target"] = [entry.target.name, entry.target.higher_is_better]
+            identity |= {"module": entry.module, "launch": entry.launch}
         return WorkloadRef(
             label=self.label,
             uses=relative_name(uses, base),
             options={},
             data={},
-            identity={"uses": canonical_name(uses, source)},
+            identity=identity,
             code=code,
             arguments=self.arguments,
-            target=self.entry.target,
-            module=self.entry.module,
-            launch=self.entry.launch,
+            target=entry.target,
+            module=entry.module,
+            launch=entry.launch,
         )
 
-    def _check_values(self, section: str, values: Mapping[str, Any]) -> None:
+    def _refuse_secrets(self, values: Mapping[str, Any]) -> None:
         """Raise BadInput for a text whose name says that it is a secret: settings are recorded."""
-        texts = {(section, name): value for name, value in values.items() if isinstance(value, str)}
+        texts = {axis: value for axis, value in values.items() if isinstance(value, str)}
         for argument in self.arguments or ():
             if argument.startswith("-"):
-                texts["arguments", argument.partition("=")[0]] = argument
-        for (place, name), text in texts.items():
+                texts[f"arguments.{argument.partition('=')[0]}"] = argument
+        for axis, text in texts.items():
+            section, _, name = axis.partition(".")
             if text and SECRET_NAME.search(name):
-                key = (*self.key, "arguments") if place == "arguments" else (*self.key, place, name)
-                allowed = "an environment variable that the workload reads itself"
+                key = (section,) if section == "arguments" else (section, name)
                 problem = f"found {name}, which says secret, and settings are recorded"
-                raise self.document.error(key, f"{problem}; allowed: {allowed}")
+                allowed = "an environment variable that the workload reads itself"
+                raise self.document.error((*self.key, *key), f"{problem}; allowed: {allowed}")
 
     def _read_settings(self, section: str, kind: Any, values: Mapping[str, Any]) -> Settings:
         """Return the workload's options or data; raises BadInput.
@@ -242,34 +245,19 @@ class SweepWorkload:
         """
         document, key = self.document, (*self.key, section)
         try:
-            member = choose(kind, values)
-        except InvalidValue as error:
-            raise document.error(key + error.key, error.problem) from None
-        try:
-            settings: Settings = document.validate(member, values, key)
+            settings: Settings = document.validate(kind, values, key)
         except BadInput as error:
             # Ready sweeps leave the path of their data to the user.
-            message = str(error)
-            if "data.path: missing" in message:
-                message += f"; give it here or as --data {self.label}=PATH"
-            raise BadInput(message) from None
+            is_missing = "data.path: missing" in str(error)
+            hint = f"; give it here or as --data {self.label}=PATH" if is_missing else ""
+            raise BadInput(f"{error}{hint}") from None
         changes: dict[str, Any] = {}
         for name in values:
-            value = getattr(settings, name)
-            try:
-                json.dumps(map_paths(value, str))
-            except TypeError:
-                allowed = "numbers, text, paths, true, false, null, and lists and mappings of them"
-                problem = (
-                    f"found a {type(value).__name__}, which no cell can keep; allowed: {allowed}"
-                )
-                raise document.error((*key, name), problem) from None
             # Users type paths relative to the working directory, while a path in a file is relative
             # to the file.
             if document.source_of((*key, name)).startswith("--set"):
-                changes[name] = map_paths(value, _if_it_exists)
-        settings = replace(settings, **changes)
-        settings = settings.with_paths_relative_to(base_folder(document))
+                changes[name] = map_paths(getattr(settings, name), _if_it_exists)
+        settings = replace(settings, **changes).with_paths_relative_to(base_folder(document))
         try:
             settings.check()
         except (OSError, ValueError) as error:
@@ -278,48 +266,44 @@ class SweepWorkload:
                 problem = f"{error.filename}: found {error.strerror}; allowed: a readable file"
             # At the field that the message begins with, if any, or that has the file.
             name, _, rest = problem.partition(": ")
-            for place, path in settings.paths().items():
-                if problem.startswith(str(path)):
-                    raise document.error((*key, place.partition("[")[0]), problem) from None
             if name in {setting.name for setting in fields(settings)}:
                 raise document.error((*key, name), rest) from None
+            for place, path in settings.paths().items():
+                if problem.startswith(str(path)):
+                    key = (*key, place.partition("[")[0])
             raise document.error(key, problem) from None
         return settings
 
 
-def read_workload(
-    document: Document, label: str, entry: WorkloadEntry, digests: FileDigests
-) -> SweepWorkload:
+def find_reason(plan: PlannedWorkload, axes: Axes) -> str | None:
+    """Return why a workload with its settings can't be trained with these axes, None if it can."""
+    reference, settings = plan
+    if reference.is_script:
+        return script.find_conflict(reference, axes)
+    reason = find_conflict(axes)
+    values = axes.values
+    for section in settings:
+        reason = reason or section.conflict(values)
+    return reason
+
+
+def read_workload(document: Document, label: str, entry: WorkloadEntry) -> SweepWorkload:
     """Return a workload of a sweep file, by the kind of its entry; raises BadInput.
 
     A user's own class is imported.
     """
-    uses, key = entry.uses or label, ("workloads", label)
-    has_arguments = entry.arguments is not None
-    uses_key = (*key, "uses") if entry.uses else key
-    if entry.module is not None:
-        if entry.uses is not None:
-            raise document.error(uses_key, "found it with module; allowed: one of them")
-        uses, uses_key = script.module_file(entry.module, base_folder(document)), (*key, "module")
-        has_arguments = True
-    declaration = find_declaration(
-        document, uses, base_folder(document), uses_key, has_arguments=has_arguments
-    )
-    arguments = None
+    declaration = declaration_of(document, label, entry)
+    arguments, key = None, ("workloads", label)
     if declaration.path.endswith(".py"):
-        script.check_entry(document, key, uses)
+        script.check_entry(document, key, declaration.path)
         arguments = script.read_arguments(document, key, entry.arguments)
-    elif has_arguments or entry.target is not None:
-        name = "arguments" if has_arguments else "target"
-        problem = "found it with a workload class; allowed with a script: uses: train.py"
-        raise document.error((*key, name), problem)
+    else:
+        for name in ("arguments", "target"):
+            if getattr(entry, name) is not None:
+                problem = "found it with a workload class; allowed with a script: uses: train.py"
+                raise document.error((*key, name), problem)
     return SweepWorkload(
-        document=document,
-        label=label,
-        entry=entry,
-        declaration=declaration,
-        digests=digests,
-        arguments=arguments,
+        document=document, label=label, entry=entry, declaration=declaration, arguments=arguments
     )
 
 
@@ -328,13 +312,26 @@ def base_folder(document: Document) -> Path:
     return Path(document.sources[()]).absolute().parent
 
 
-def named_declaration(uses: str, base: Path) -> Declaration:
+def named_declaration(uses: str) -> Declaration:
     """Return the declaration of a workload named on the command line; raises BadInput."""
-    return find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, base, ())
+    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, ())
 
 
-def find_declaration(
-    document: Document, uses: str, base: Path, key: Key, *, has_arguments: bool = False
+def declaration_of(document: Document, label: str, entry: WorkloadEntry) -> Declaration:
+    """Return what the code of a workload declares; raises BadInput."""
+    key: Key = ("workloads", label, "uses") if entry.uses else ("workloads", label)
+    if entry.module is None:
+        has_arguments = entry.arguments is not None
+        return _find_declaration(document, entry.uses or label, key, has_arguments=has_arguments)
+    if entry.uses is not None:
+        raise document.error(key, "found it with module; allowed: one of them")
+    key = ("workloads", label, "module")
+    file = script.module_file(entry.module, base_folder(document))
+    return _find_declaration(document, file, key, has_arguments=True)
+
+
+def _find_declaration(
+    document: Document, uses: str, key: Key, *, has_arguments: bool = False
 ) -> Declaration:
     """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
 
@@ -344,6 +341,7 @@ def find_declaration(
     """
     if uses in BUILT_IN:
         return BUILT_IN[uses]
+    base = base_folder(document)
     try:
         if uses.endswith(".py") and (is_script(uses, base) or has_arguments):
             ast.parse((base / Path(uses).expanduser()).read_bytes(), filename=uses)
@@ -380,18 +378,24 @@ def _check_settings_class(name: str, declared: Any) -> None:
             raise ValueError(f"{name}: {method}: found the name of a method; allowed: another")
 
 
-def _unset_settings(section: str, settings: Settings, written: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a section that are not written and have their declared defaults.
+def _unset(section: str, settings: Settings, values: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a section that are not among `values` and have their declared defaults.
 
     `with_paths_relative_to` may set what is not written. `source` is left out: it distinguishes
     the members of a union, so reading the settings again needs it.
     """
     unset = []
     for name, default in declared_defaults(settings).items():
-        is_default = getattr(settings, name) == default
-        if is_default and name not in written and name != SOURCE:
-            unset.append(f"{section}.{name}")
+        axis, is_default = f"{section}.{name}", getattr(settings, name) == default
+        if is_default and axis not in values and name != SOURCE:
+            unset.append(axis)
     return unset
+
+
+def _to_json(settings: Any) -> dict[str, Any]:
+    """Return settings as JSON can hold them: paths and values of other types as text."""
+    content: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str, order="deterministic")
+    return content
 
 
 def _if_it_exists(path: Path) -> Path:

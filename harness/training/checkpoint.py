@@ -33,7 +33,7 @@ from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
 from harness.records.seal import sealed_text
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 from harness.training.build import TrialParts
 from harness.training.conditions import describe_conditions, find_mismatch
 from harness.training.fingerprint import plain_copy
@@ -78,7 +78,7 @@ class Checkpointer:
         self._has_model = parts.strategy.shards_parameters or self._rank == 0
         self._folder = parts.folder.resume_checkpoints
         self._series_path = self._folder / f"rank{self._rank}.series"
-        self._interval = parts.assignment.saves or SaveInterval()
+        self._interval = parts.assignment.saves or CheckpointRules()
         self._before_training = describe_unsaved(parts)
         # They must be the same for a trial to resume.
         self._conditions = describe_conditions(

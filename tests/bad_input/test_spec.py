@@ -144,7 +144,7 @@ VALUES = [
     param(
         "name-blank",
         GOOD.replace("demo", "'  '"),
-        "sweep.yaml:1: name: found ' '; allowed: letters, digits, ., - and _, at most 200",
+        'sweep.yaml:1: name: found " "; allowed: letters, digits, ., - and _, at most 200',
     ),
     param(
         "no-workloads",

@@ -38,12 +38,12 @@ YAML = [
     param(
         "escape",
         'name: "\\x1b[2J"\nworkloads: {mlp: }\n',
-        "sweep.yaml:1: name: found '\\x1b[2J'; allowed: letters, digits, ., - and _, at most 200",
+        'sweep.yaml:1: name: found "\\u001b[2J"; allowed: letters, digits, ., - and _, at most 200',
     ),
     param(
         "surrogate",
         'name: "\\uD800"\nworkloads: {mlp: }\n',
-        "sweep.yaml:1: name: found '\\ud800'; allowed: letters, digits, ., - and _, at most 200",
+        'sweep.yaml:1: name: found "\\ud800"; allowed: letters, digits, ., - and _, at most 200',
     ),
     param(
         "deep",

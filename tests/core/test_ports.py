@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.core.errors import BadInput
-from harness.core.ports import LOWEST_PORT, free_port, node_address
+from harness.core.ports import free_port, node_address
 
 
 class TestNodeAddress:
@@ -39,18 +38,3 @@ class TestFreePort:
         port = free_port()
         with socket.create_server(("", port)) as server:
             assert server.getsockname()[1] == port > 0
-
-    def test_lies_below_the_ephemeral_ports_of_the_kernel(self, tmp_path: Path) -> None:
-        ephemeral_ports = tmp_path / "range"
-        ephemeral_ports.write_text("32768\t60999\n", encoding="ascii")
-        ports = [free_port(ephemeral_ports) for _ in range(200)]
-        assert min(ports) >= LOWEST_PORT
-        assert max(ports) < 32768
-
-    def test_is_found_where_the_kernel_takes_all_ports_as_ephemeral(self, tmp_path: Path) -> None:
-        ephemeral_ports = tmp_path / "range"
-        ephemeral_ports.write_text("1024\t65535\n", encoding="ascii")
-        assert free_port(ephemeral_ports) > 0
-
-    def test_is_found_where_the_kernel_names_no_range(self, tmp_path: Path) -> None:
-        assert free_port(tmp_path / "absent") > 0

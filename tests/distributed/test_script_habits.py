@@ -75,7 +75,7 @@ def test_they_are_measured(records: dict[str, list[Record]], name: str) -> None:
 def test_relative_imports_belong_to_the_code_of_a_module(records: dict[str, list[Record]]) -> None:
     code = records["pkg/train"][0].trial.cell.workload.code
     assert code is not None
-    assert set(code.files) == {"__init__.py", "settings.py", "train.py"}
+    assert set(code) == {"__init__.py", "settings.py", "train.py"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from harness.records.differences import (
 )
 from harness.records.environment import Gpu, Hardware, Software, TorchSettings
 from harness.records.record import Record
-from harness.spec.cell import Length, WorkloadCode
+from harness.spec.cell import Length
 from tests.factories import ENVIRONMENT, make_record
 
 SOFTWARE = Software(python="3.11.7", torch="2.13.0", packages={"numpy": "2.1.0"})
@@ -78,8 +78,8 @@ def with_cell(record: Record, **changes: Any) -> Record:
 def test_what_a_trial_was_to_compute_is_compared() -> None:
     record = make_record()
     cell = record.trial.cell
-    ran = WorkloadCode(files={"spiral.py": "a" * 64, "layers.py": "b" * 64})
-    edited = WorkloadCode(files={"spiral.py": "c" * 64, "layers.py": "b" * 64})
+    ran = {"spiral.py": "a" * 64, "layers.py": "b" * 64}
+    edited = {"spiral.py": "c" * 64, "layers.py": "b" * 64}
     identity = {
         **cell.workload.identity,
         "files": {"data.path": "d" * 64},

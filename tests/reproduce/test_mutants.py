@@ -20,7 +20,7 @@ from harness.reproduce.conditions import (
     most_likely_cause,
 )
 from harness.spec.axes import DDPParameters
-from harness.spec.cell import Length, WorkloadCode
+from harness.spec.cell import Length
 from tests.factories import make_cell, make_record
 
 SOFTWARE = Software(
@@ -62,7 +62,7 @@ def with_environment(record: Record, environment: Environment) -> Record:
 
 
 CELL = make_cell(strategy="ddp", world_size=2)
-CODE = WorkloadCode(files={"spiral.py": "1" * 64, "layers.py": "2" * 64})
+CODE = {"spiral.py": "1" * 64, "layers.py": "2" * 64}
 BASE = with_environment(
     replace(make_record(replace(CELL, workload=replace(CELL.workload, code=CODE))), settings=RUN),
     ENVIRONMENT,
@@ -139,7 +139,7 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "warmup": cell(warmup=3),
     "options.dropout": identity(options={"hidden": [256, 128], "dropout": 0.3}),
     "data.path": identity(files={"data.path": "9" * 64}),
-    "code.files.spiral.py": workload(code=WorkloadCode(files={**CODE.files, "spiral.py": "3" * 64})),
+    "code.files.spiral.py": workload(code={**CODE, "spiral.py": "3" * 64}),
     "software.torch": software(torch="2.13.0+cu128"),
     "software.torch_build": software(torch_build="b" * 64),
     "software.blas": software(blas="open"),

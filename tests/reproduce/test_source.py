@@ -21,12 +21,12 @@ from harness.reproduce.source import (
     read_diff,
     source_checked_out,
 )
-from harness.spec.cell import WorkloadCode, WorkloadRef
+from harness.spec.cell import WorkloadRef
 from tests.factories import make_cell
 from tests.support.repository import Repository
 
-THERE = WorkloadCode(files={"own.py": "1" * 64})
-OTHER = WorkloadCode(files={"own.py": "2" * 64})
+THERE = {"own.py": "1" * 64}
+OTHER = {"own.py": "2" * 64}
 OWN = replace(make_cell().workload, uses="own.py:Slowed", code=THERE)
 EDITED = replace(OWN, code=OTHER)
 

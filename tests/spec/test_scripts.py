@@ -34,7 +34,7 @@ def test_a_file_without_a_workload_is_a_script(tmp_path: Path) -> None:
     (cell,) = plan(tmp_path, {}).cells
     assert cell.workload.arguments == []
     assert cell.workload.code is not None
-    assert set(cell.workload.code.files) == {"train.py"}
+    assert set(cell.workload.code) == {"train.py"}
     assert cell.id.startswith("train-")
     assert cell.label == "mine script×1 t1"
     assert set(cell.levels) == {"world_size", "num_threads", "stack"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,15 @@ def test_mistakes(text: str, line: str) -> None:
     "values",
     [
         {"python": "a\nb"},
-        {"setup": ("a", "b\nc")},
-        {"prefix": ("a\u2028b",)},
+        {"setup": ["a", "b\nc"]},
+        {"prefix": ["a\u2028b"]},
         {"sbatch": {"comment": "a\nb"}},
         {"sbatch": {"a\nb": True}},
     ],
     ids=str,
 )
 def test_no_value_holds_a_line_break(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="allowed: one line of text"):
-        SlurmOptions(**values)
+    assert "allowed: one line of text" in refused(f"  {json.dumps(values)}\n")
 
 
 def test_options_of_sbatch_are_over_the_defaults_and_false_leaves_one_out() -> None:
@@ -102,8 +102,10 @@ def test_options_of_sbatch_are_over_the_defaults_and_false_leaves_one_out() -> N
 
 @pytest.mark.parametrize("name", ["A B", "A=B", "", "1A", "A\n", "é"])
 def test_a_variable_needs_a_name(name: str) -> None:
-    with pytest.raises(ValueError, match="environment: found the name"):
-        Profile(environment={name: "x"})
+    text = json.dumps({"environment": {name: "x"}})
+    Path("p.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=r"environment.*; allowed: letters, digits and _, no digit"):
+        cluster.load_profile("p.yaml")
 
 
 def test_keys_of_another_launcher() -> None:

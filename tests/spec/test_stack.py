@@ -68,7 +68,7 @@ def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Pat
         ),
         (
             'stacks: {old: {prefix: [""]}}\n',
-            "4: stacks.old: found ''; allowed: one line of text that can be seen",
+            '4: stacks.old.prefix[0]: found ""; allowed: one line of text that can be seen',
         ),
     ],
     ids=["undeclared", "misspelled", "unknown key", "empty", "empty word"],

@@ -16,11 +16,11 @@ from tests.support.sweeps import DIGITS, load
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"name": "a\nb"}, r"^\S*sweep.yaml:1: name: found 'a\\nb'; allowed: letters, digits"),
-        ({"name": "../b"}, r"^\S*sweep.yaml:1: name: found '../b'; allowed: letters, digits"),
+        ({"name": "a\nb"}, r'^\S*sweep.yaml:1: name: found "a\\nb"; allowed: letters, digits'),
+        ({"name": "../b"}, r'^\S*sweep.yaml:1: name: found "../b"; allowed: letters, digits'),
         (
             {"workloads": {"::error::": DIGITS["mlp"] | {"uses": "mlp"}}},
-            r"^\S*sweep.yaml:3: workloads.::error::: found '::error::'; allowed: letters, digits",
+            r'^\S*sweep.yaml:3: workloads.::error::: found "::error::"; allowed: letters, digits',
         ),
     ],
 )

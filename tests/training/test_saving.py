@@ -24,7 +24,7 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 from harness.training import best, checkpoint
 from harness.training.checkpoint import Checkpointer
 from tests.support.line import LineFit, Options
@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RankResult:
 
 def saving_assignment(folder: Path, entry: dict[str, Any] = PLAIN, keep: int = 2) -> Assignment:
     """Return the test trial with a save every few steps."""
-    plan = SaveInterval(every=f"{EVERY} steps", keep=keep)
+    plan = CheckpointRules(every=f"{EVERY} steps", keep=keep)
     return replace(load_assignment(folder, entry), saves=plan)
 
 
@@ -253,22 +253,22 @@ def test_a_disk_that_refuses_a_last_save_costs_the_work_since_the_one_before(
 
 
 def test_intervals_are_read() -> None:
-    assert SaveInterval(every="10m").seconds == 600
-    assert SaveInterval(every="500 steps").steps == 500
+    assert CheckpointRules(every="10m").seconds == 600
+    assert CheckpointRules(every="500 steps").steps == 500
     for text in ("10", "0 steps", "m", "10 m s", "-1s", "0.5s"):
         with pytest.raises(
             ValueError, match="allowed: a time such as 10m, steps such as 500 steps"
         ):
-            SaveInterval(every=text)
+            CheckpointRules(every=text)
 
 
 def test_trials_save_by_themselves_under_slurm_alone() -> None:
-    default = SaveInterval()
+    default = CheckpointRules()
     assert default.of("torchrun", is_script=False) is None
-    assert default.of("slurm", is_script=False) == SaveInterval(every="10m")
+    assert default.of("slurm", is_script=False) == CheckpointRules(every="10m")
     assert default.of("slurm", is_script=True) is None
-    assert SaveInterval(every="never").of("slurm", is_script=False) is None
-    steps = SaveInterval(every="5 steps")
+    assert CheckpointRules(every="never").of("slurm", is_script=False) is None
+    steps = CheckpointRules(every="5 steps")
     assert steps.of("torchrun", is_script=False) == steps
 
 

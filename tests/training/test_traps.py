@@ -22,9 +22,7 @@ from tests.support.training import CPU, NoEvaluation, make_assignment, make_trai
 from workloads import Batch
 from workloads.settings import Settings
 
-DEPENDENT_AXES = [
-    (need, name) for need in NEEDS for name in DEFAULTS if name.startswith(need.dependents)
-]
+DEPENDENT_AXES = [(need, name) for need in NEEDS for name in DEFAULTS if name.startswith(need[0])]
 # A value other than the default, for axes that are not simply true or false.
 OTHER_VALUES: dict[str, Any] = {
     "compile.dynamic": False,
@@ -64,11 +62,11 @@ def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
 ) -> None:
     """Such as workers of resident samples, and persistent workers without workers."""
     setting: dict[str, Any] = {name: OTHER_VALUES.get(name, not DEFAULTS[name])}
-    if need.description == "input loader":
+    if need[1] == "input loader":
         setting["input"] = "resident"
     assert (
         find_conflict(Axes.of({"batch_size": 1, **setting}))
-        == f"{name} does nothing without {need.description}"
+        == f"{name} does nothing without {need[1]}"
     )
 
 

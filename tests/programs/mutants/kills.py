@@ -23,12 +23,12 @@ import psutil
 
 from harness.core.paths import TrialFolder
 from harness.records.trace import Mark
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 from tests.programs.mutants.resumes import problem, read_marks
 from tests.programs.mutants.trials import Setting, start_attempt
 
 EVERY = 8  # steps between two saves, of 48
-SAVES = SaveInterval(every=f"{EVERY} steps")
+SAVES = CheckpointRules(every=f"{EVERY} steps")
 STEP_SECONDS = 0.03
 TARGETS = ("rank", "all ranks", "leader")
 STRATEGIES = ("ddp", "fsdp2", "hsdp")

@@ -25,7 +25,7 @@ from harness.launch.forkserver import TORCH
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
 from harness.spec.cell import Fingerprints, Trial
-from harness.spec.saving import SaveInterval
+from harness.spec.saving import CheckpointRules
 from harness.spec.sweep import load_sweep
 from harness.training.interruption import block_signal
 from tests.support.tree import TOP
@@ -140,7 +140,7 @@ def start_attempt(
     trial: Trial,
     attempt: int,
     *,
-    saves: SaveInterval | None = None,
+    saves: CheckpointRules | None = None,
     strike: StrikeRanks | None = None,
 ) -> int:
     """Run one attempt at a trial with every step fingerprinted; return the exit code.
