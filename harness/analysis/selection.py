@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side
@@ -17,7 +18,7 @@ from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder, TrialFolder
-from harness.records.decode import FileFormat, read_json
+from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.store import RecordedSweep, read_recorded_sweep
@@ -241,8 +242,8 @@ def _at_path(path: Path) -> Named:
             paths = sorted(record_paths or path.glob("*.json"))
     records, baselines, folders = [], [], {}
     for file in paths:
-        content = read_json(file, EITHER_FORMAT)
-        if isinstance(content, dict) and content.get("kind") == baseline.KIND:
+        content = decode_file(dict[str, Any], file, EITHER_FORMAT)
+        if content.get("kind") == baseline.KIND:
             baselines.append(baseline.read(file))
             continue
         record = read_record(file)

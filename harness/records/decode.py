@@ -34,30 +34,19 @@ MAX_BYTES = 2**30  # of a file that is read
 class FileFormat:
     """A kind of JSON file: its name in errors, its schema, and what to do if it is unreadable."""
 
-    name: str  # as in "not a valid record"
+    name: str  # as in "can't be read as a record"
     schema: int | None = None  # None for files that do not outlive a run
     remedy: str = ""  # as in "harness peak measures it again"
     is_sealed: bool = False
 
-    def error(self, source: object, problem: str) -> BadFile:
+    def error(self, source: object, problem: object) -> BadFile:
         """Return the error for a problem in `source`, with the remedy."""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return BadFile(f"{source}: {one_line(problem, LONGEST_PROBLEM)}{remedy}")
 
-    def invalid(self, source: object, problem: object) -> BadFile:
-        """Return the error for content that is JSON and no such file."""
-        return self.error(source, f"not a valid {self.name}: {problem}")
-
-    def unavailable(self, source: object, error: OSError) -> FileUnavailable:
-        """Return the error for a file that could not be read, which says nothing of its content.
-
-        The format's remedy is left out: removing the file might lose a good one.
-        """
-        problem = one_line(error.strerror or error, LONGEST_PROBLEM)
-        return FileUnavailable(
-            f"{source}: can't be read as a {self.name}: {problem}; try again, and look at the disk"
-            " and the permissions if that does not help"
-        )
+    def unreadable(self, source: object, problem: object) -> BadFile:
+        """Return the error for content that is no such file."""
+        return self.error(source, f"can't be read as a {self.name}: {problem}")
 
 
 class _Head(msgspec.Struct):
@@ -79,72 +68,40 @@ def decode_text(kind: type[T], text: str | bytes, source: object, file_format: F
 
     `source` is the name of the text in errors, such as a path.
     """
-    _check(text, source, file_format)
+    content = text.encode() if isinstance(text, str) else text
     try:
-        return decode_json(kind, text)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise file_format.invalid(source, error) from None
-
-
-def parse_content(text: str | bytes, source: object, file_format: FileFormat) -> dict[str, Any]:
-    """Return the keys of a JSON file without its seal; raises BadFile as `decode_file` does.
-
-    Of the content only schema and seal have been checked.
-    """
-    _check(text, source, file_format)
-    content = parse_json(text, source, file_format)
-    if not isinstance(content, dict):
-        raise file_format.invalid(source, "found no keys; allowed: keys")
-    content.pop(seal.KEY, None)
-    return content
-
-
-def read_json(path: Path, file_format: FileFormat) -> Any:
-    """Return the JSON value in a file, of which nothing has been checked.
-
-    Raises BadFile if there is no file or if it is no JSON.
-    """
-    return parse_json(read_bytes(path, file_format), path, file_format)
+        if file_format.schema is not None:
+            schema = msgspec.json.decode(content, type=_Head).schema
+            if schema != file_format.schema:
+                problem = f"schema: found {shown(schema)}; allowed: {file_format.schema}"
+                raise file_format.error(
+                    source, f"{problem}; another version of the harness wrote it"
+                )
+        problem_of_seal = seal.problem_of(content) if file_format.is_sealed else None
+        if problem_of_seal is not None:
+            raise file_format.error(
+                source, f"{problem_of_seal}: it was changed after it was written"
+            )
+        return decode_json(kind, content)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise file_format.unreadable(source, error) from None
 
 
 def read_bytes(path: Path, file_format: FileFormat, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a file; raises BadFile if there is none, or if it is too large."""
+    """Return the content of a file; raises BadFile if there is none, or if it is too large.
+
+    What could not be read says nothing of the content. The format's remedy is left out of that error:
+    removing the file might lose a good one.
+    """
     try:
         with path.open("rb", buffering=0) as file:  # it is read at once
             size = os.fstat(file.fileno()).st_size
             if size <= limit:
                 return file.readall()
     except OSError as error:
-        raise file_format.unavailable(path, error) from None
-    problem = f"can't be read as a {file_format.name}: found {size} bytes; allowed: {limit}"
-    raise file_format.error(path, problem)
-
-
-def parse_json(text: str | bytes, source: object, file_format: FileFormat) -> Any:
-    """Return the JSON value in a text from `source`; raises BadFile if it is none.
-
-    NaN and Infinity, which Python's own JSON writer would put there, are refused too.
-    """
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        problem = f"can't be read as a {file_format.name}: {one_line(error)}"
-    raise file_format.error(source, problem)
-
-
-def _check(text: str | bytes, source: object, file_format: FileFormat) -> None:
-    """Raise BadFile for what is no JSON, has another schema, or a seal that is not its own."""
-    try:
-        schema = msgspec.json.decode(text, type=_Head).schema
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        parse_json(text, source, file_format)  # says what is wrong with it
-        schema = None  # it is JSON, and no object
-    if file_format.schema is not None and schema != file_format.schema:
-        problem = f"schema: found {shown(schema)}; allowed: {file_format.schema}"
-        raise file_format.error(source, f"{problem}; another version of the harness wrote it")
-    if file_format.is_sealed:
-        problem_of_seal = seal.problem_of(text.encode() if isinstance(text, str) else text)
-        if problem_of_seal is not None:
-            raise file_format.error(
-                source, f"{problem_of_seal}: it was changed after it was written"
-            )
+        problem = one_line(error.strerror or error, LONGEST_PROBLEM)
+        raise FileUnavailable(
+            f"{path}: can't be read as a {file_format.name}: {problem}; try again, and look at the disk"
+            " and the permissions if that does not help"
+        ) from None
+    raise file_format.unreadable(path, f"found {size} bytes; allowed: {limit}")

@@ -23,16 +23,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from harness.core.paths import TRIAL_ID, TrialFolder, write_atomically
+from harness.core.paths import write_atomically
 from harness.core.validation import decode_json, decode_value
 from harness.records import seal
-from harness.records.decode import (
-    FileFormat,
-    decode_file,
-    parse_content,
-    parse_json,
-    read_bytes,
-)
+from harness.records.decode import FileFormat, decode_file, read_bytes
 from harness.records.environment import Environment
 from harness.records.record import SCHEMA, Numbers, Outcome, RankResult, Record, RunSettings
 from harness.spec.cell import Cell, Repeat, Seed, Trial
@@ -51,7 +45,6 @@ RECORD_FORMAT = FileFormat(
 RANK_RESULT_FORMAT = FileFormat(
     name="rank's result", remedy="harness run --force measures it again", is_sealed=True
 )
-RECORD_FILE = TrialFolder(Path()).record_path.name
 RANKS = "ranks"  # the array that is the JSON of all ranks, with the length of each series
 
 
@@ -119,8 +112,7 @@ def read_record(path: Path) -> Record:
     """Read the header of a record; its ranks are read whenever they are looked at.
 
     Raises BadFile for a file that is missing, incomplete, of another schema or changed after it was
-    written, and for the record of another trial than its folder is named after. Ranks and losses raise
-    it for arrays that are missing or other than the header says.
+    written. Ranks and losses raise it for arrays that are missing or other than the header says.
     """
     header = decode_file(_Header, path, RECORD_FORMAT)
     outcome = {field.name: getattr(header, field.name) for field in fields(Outcome)}
@@ -129,17 +121,10 @@ def read_record(path: Path) -> Record:
         environment = decode_part(Environment | None, bytes(header.environment))
         settings = decode_part(RunSettings | None, bytes(header.settings))
     except (msgspec.DecodeError, ValueError) as error:
-        raise RECORD_FORMAT.invalid(path, error) from None
-    trial = Trial(cell=cell, seed=header.trial.seed, repeat=header.trial.repeat)
-    # A record may be anywhere, as in a folder of records that somebody has collected, except in the
-    # folder of another trial.
-    folder = TrialFolder.of_attempt(path.absolute().parent).path.name
-    if path.name == RECORD_FILE and folder != trial.id and TRIAL_ID.fullmatch(folder):
-        problem = f"trial: found {trial.id}; allowed: {folder}, whose folder it is in"
-        raise RECORD_FORMAT.invalid(path, problem)
+        raise RECORD_FORMAT.unreadable(path, error) from None
     return Record(
         **outcome,
-        trial=trial,
+        trial=Trial(cell=cell, seed=header.trial.seed, repeat=header.trial.repeat),
         environment=environment,
         settings=settings,
         load_ranks=partial(_read_ranks, path, header.arrays),
@@ -163,14 +148,14 @@ def read_rank_result(path: Path) -> RankResult:
 
     Raises BadFile for a file that is missing, incomplete or changed after it was written.
     """
-    content = parse_content(read_bytes(path, RANK_RESULT_FORMAT), path, RANK_RESULT_FORMAT)
+    content = decode_file(dict[str, Any], path, RANK_RESULT_FORMAT)
     try:
         described = decode_value(ArrayFile, content.pop("arrays", None))
         for name, values in _read_arrays(path, described, RANK_RESULT_FORMAT).items():
             _put_array(content, name, values)
         result: RankResult = decode_value(RankResult, content)
     except ValueError as error:
-        raise RANK_RESULT_FORMAT.invalid(path, error) from None
+        raise RANK_RESULT_FORMAT.unreadable(path, error) from None
     return result
 
 
@@ -198,7 +183,7 @@ def _read_losses(header_path: Path, described: ArrayFile) -> Numbers:
 def _read_ranks(header_path: Path, described: ArrayFile) -> Sequence[RankResult]:
     """Return the results of the ranks of a record."""
     arrays = _read_arrays(header_path, described, RECORD_FORMAT)
-    contents = parse_json(arrays.pop(RANKS).tobytes(), header_path, RECORD_FORMAT)
+    contents = msgspec.json.decode(arrays.pop(RANKS).tobytes())
     for row, content in enumerate(contents):
         for name, values in arrays.items():
             _put_array(content, name, values[row])

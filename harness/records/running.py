@@ -19,12 +19,11 @@ from msgspec import Meta
 from harness.core.errors import BadFile
 from harness.core.validation import decode_value
 from harness.records.bounds import Amount, Number
-from harness.records.decode import FileFormat, decode_file, read_json
+from harness.records.decode import FileFormat, decode_file
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
 FAILED_RANKS_FORMAT = FileFormat(name="list of failed ranks")
-MAX_RANK_DIGITS = 9  # of a rank's number in the keys of a file
 BEATS_PER_SECOND = 16  # of all ranks together, as far as MAX_BEAT_SECONDS allows
 MIN_BEAT_SECONDS = 2.0
 MAX_BEAT_SECONDS = 60.0  # between two heartbeats of a rank, so that none is silent for minutes
@@ -119,22 +118,19 @@ def read_progress_file(
     report, half a second later, replaces it.
     """
     try:
-        content = read_json(path, PROGRESS_FORMAT)
+        content = decode_file(dict[str, Any], path, PROGRESS_FORMAT)
         decode_value(kind, content)
     except (BadFile, ValueError):
         return {}
-    progress: dict[str, Any] = content
-    return progress
+    return content
 
 
 def read_failed_ranks(path: Path) -> Mapping[int, FailedRank]:
     """Return the ranks that were seen to fail, none where there is no file; raises BadFile."""
     if not path.exists():
         return {}
-    failed_ranks: dict[str, FailedRank] = decode_file(
-        dict[str, FailedRank], path, FAILED_RANKS_FORMAT
+    # The keys of JSON objects are text, and become numbers again.
+    failed_ranks: Mapping[int, FailedRank] = decode_file(
+        dict[int, FailedRank], path, FAILED_RANKS_FORMAT
     )
-    for rank in failed_ranks:  # the keys of JSON objects are text
-        if not (rank.isascii() and rank.isdecimal() and len(rank) <= MAX_RANK_DIGITS):
-            raise FAILED_RANKS_FORMAT.invalid(path, f"found {rank!r}; allowed: a rank")
-    return {int(rank): failed for rank, failed in failed_ranks.items()}
+    return failed_ranks

@@ -13,13 +13,18 @@ from typing import Any
 
 from harness.core.variables import WITHHELD, is_secret_name, recorded_value
 from harness.records import seal
+from harness.records.differences import as_text, flatten
 from harness.records.record import Record, RunSettings
 from harness.spec.cluster import Profile
 from harness.spec.saving import CheckpointRules
 from harness.spec.sweep import Sweep
 
 ASSIGNED = re.compile(r"(\w+)=")  # in a line of shell: the name of a variable
-SLURM_KEYS = ("python", "prefix", "cpus_per_rank")  # that change what trials compute, or how fast
+SLURM_KEYS = (
+    "slurm.python",
+    "slurm.prefix",
+    "slurm.cpus_per_rank",
+)  # that change what trials compute, or how fast
 
 
 def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
@@ -69,24 +74,13 @@ def profile_change(recorded: RunSettings, current: RunSettings) -> str | None:
 
     Values that were withheld can't be compared and do not count.
     """
-    before = recorded.profile.get("environment", {})
-    now = current.profile.get("environment", {})
+    before, now = flatten(recorded.profile), flatten(current.profile)
+    is_slurm = recorded.launcher == current.launcher == "slurm"
     for name in sorted({*before, *now}):
-        if not is_secret_name(name) and before.get(name) != now.get(name):
-            return f"environment.{name}: found {_shown(now.get(name))}, recorded {_shown(before.get(name))}"
-    if recorded.launcher != "slurm" or current.launcher != "slurm":
-        return None
-    for name in SLURM_KEYS:
-        value_before = recorded.profile.get("slurm", {}).get(name)
-        value_now = current.profile.get("slurm", {}).get(name)
-        if value_before != value_now:
-            return f"slurm.{name}: found {_shown(value_now)}, recorded {_shown(value_before)}"
+        is_deciding = name.startswith("environment.") or (is_slurm and name in SLURM_KEYS)
+        if is_deciding and not is_secret_name(name) and before.get(name) != now.get(name):
+            return f"{name}: found {as_text(now.get(name))}, recorded {as_text(before.get(name))}"
     return None
-
-
-def _shown(value: Any) -> str:
-    """Return a setting as an error shows it."""
-    return "none" if value is None else repr(value)
 
 
 def changed_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -7,23 +7,19 @@ command asked for; earlier commands may have asked for other seeds and repeats o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from harness.core.errors import BadFile, BadInput, did_you_mean
+from harness.core.errors import BadInput, did_you_mean
 from harness.core.locks import lock_file
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
 from harness.core.storage import writing
-from harness.core.validation import decode_value
-from harness.records.decode import FileFormat, parse_content, read_bytes
-from harness.records.files import decode_part, read_record
+from harness.records.decode import FileFormat, decode_file
+from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.spec.cell import Cell, Trial
@@ -35,12 +31,6 @@ SCHEMA = 2  # of sweep.json
 SWEEP_FORMAT = FileFormat(
     name="sweep", schema=SCHEMA, remedy="harness run writes it again", is_sealed=True
 )
-
-
-class _CellTexts(msgspec.Struct):
-    """The cells of a sweep, as JSON, which are those of its records."""
-
-    cells: list[msgspec.Raw]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +48,9 @@ class RecordedSweep:
 def write_spec(sweep: Sweep, folder: SweepFolder) -> None:
     """Write what a sweep asks for, unless it is a part of the recorded one, as `--set` may leave it.
 
-    A part never replaces the whole. Raises BadInput for a folder that another sweep has.
+    A part never replaces the whole.
     """
     sweep = sweep.whole()
-    _check_owner(sweep, folder)
     if "--set" not in sweep.options or not _is_part(sweep, folder):
         replace_spec(sweep, folder)
 
@@ -88,38 +77,9 @@ def _is_part(sweep: Sweep, folder: SweepFolder) -> bool:
     return {trial.id for trial in sweep.trials()} < set(recorded)
 
 
-def _check_owner(sweep: Sweep, folder: SweepFolder) -> None:
-    """Raise BadInput if the folder has the results of a sweep of another name.
-
-    That is so where one name is spelled like the folder of the other, and on a disk that does not
-    tell `Sweep` from `sweep`.
-    """
-    if not folder.spec_path.exists():
-        return
-    try:
-        owner = read_spec_content(folder.spec_path)["name"]
-    except BadInput:
-        return  # a broken file, which the next one replaces
-    if owner != sweep.name:
-        raise BadInput(
-            f"{sweep.source}: name: found {sweep.name!r}, whose folder {folder.path} has the results"
-            f" of {owner!r}; allowed: another name"
-        )
-
-
 def recorded_sweep_names(results: Results) -> list[str]:
-    """Return the names of all sweeps that have run or were submitted, sorted.
-
-    They are the names in the files, from which the folders' names may differ. A sweep whose file
-    can't be read goes by the name of its folder.
-    """
-    names = []
-    for path in results.runs.glob("*/sweep.json"):
-        name = path.parent.name
-        with suppress(BadFile):
-            name = read_spec_content(path)["name"]
-        names.append(name)
-    return sorted(names)
+    """Return the names of all sweeps that have run or were submitted, sorted: those of their folders."""
+    return sorted(path.parent.name for path in results.runs.glob("*/sweep.json"))
 
 
 def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
@@ -131,7 +91,7 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
     errors: list[BadInput] = []
     for path in sorted(results.runs.glob("*/sweep.json")):
         try:
-            sweeps.append(read_spec_in_place(results, SweepFolder(path.parent)))
+            sweeps.append(read_spec(SweepFolder(path.parent)))
         except BadInput as error:
             errors.append(error)
     return sorted(sweeps, key=lambda sweep: sweep.name), errors
@@ -140,10 +100,7 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
 def latest_sweep_name(results: Results) -> str | None:
     """Return the name of the sweep that was asked for last, None before the first."""
     paths = sorted(results.runs.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
-    if not paths:
-        return None
-    name: str = read_spec_content(paths[-1])["name"]
-    return name
+    return paths[-1].parent.name if paths else None
 
 
 def recorded_folder(results: Results, name: str) -> SweepFolder:
@@ -167,47 +124,20 @@ def read_recorded_spec(results: Results, name: str) -> Sweep:
 
     Raises BadInput, also if there is none of that name.
     """
-    return read_spec_in_place(results, recorded_folder(results, name))
+    return read_spec(recorded_folder(results, name))
 
 
 def read_spec(folder: SweepFolder) -> Sweep:
     """Read the sweep in a folder, wherever that is; raises BadFile."""
-    path = folder.spec_path
-    text = read_bytes(path, SWEEP_FORMAT)
-    content = _spec_content(text, path)
-    try:
-        cells = msgspec.json.decode(text, type=_CellTexts).cells
-        content["cells"] = [decode_part(Cell, bytes(cell)) for cell in cells]
-        sweep: Sweep = decode_value(Sweep, content)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise SWEEP_FORMAT.invalid(path, error) from None
-    return sweep
-
-
-def read_spec_in_place(results: Results, folder: SweepFolder) -> Sweep:
-    """Read the sweep in a folder; raises BadFile, also for a sweep that belongs in another one."""
-    sweep = read_spec(folder)
-    if results.sweep_folder(sweep.name) != folder:
-        problem = f"name: found {sweep.name!r}; allowed: that of the folder it is in"
-        raise SWEEP_FORMAT.invalid(folder.spec_path, problem)
-    return sweep
+    return decode_file(Sweep, folder.spec_path, SWEEP_FORMAT)
 
 
 def read_spec_content(path: Path) -> dict[str, Any]:
-    """Return the keys of a `sweep.json`, of which only the name has been checked.
+    """Return the keys of a `sweep.json`, unchecked, without decoding its cells.
 
     Raises BadFile for a file of another schema, or that was changed after it was written.
     """
-    return _spec_content(read_bytes(path, SWEEP_FORMAT), path)
-
-
-def _spec_content(text: bytes, path: Path) -> dict[str, Any]:
-    """Return the keys in the text of a `sweep.json` as `read_spec_content` does."""
-    content: dict[str, Any] = parse_content(text, path, SWEEP_FORMAT)
-    name = content.get("name")
-    if not isinstance(name, str):
-        raise SWEEP_FORMAT.invalid(path, f"name: found {json.dumps(name)}; allowed: text")
-    return content
+    return decode_file(dict[str, Any], path, SWEEP_FORMAT)
 
 
 def recorded_trials(recorded_ids: Iterable[str], cells: Iterable[Cell]) -> list[Trial]:
@@ -287,13 +217,10 @@ def lock(folder: SweepFolder) -> Iterator[None]:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         file = folder.lock_path.open("a+", encoding="utf-8")
+        is_acquired = lock_file(file, LOCK_TIMEOUT)
     except OSError as error:
-        raise BadInput(f"--results: {folder.path}: can't be written: {error.strerror}") from None
+        raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
     with file:
-        try:
-            is_acquired = lock_file(file, LOCK_TIMEOUT)
-        except OSError as error:
-            raise BadInput(f"--results: {folder.path}: can't be locked: {error.strerror}") from None
         if not is_acquired:
             file.seek(0)
             owner = file.read().strip()

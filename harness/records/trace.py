@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from harness.core.errors import BadInput
@@ -54,8 +55,7 @@ RECORDING_FORMAT = FileFormat(name="recording of a trial")
 AFTER_MICRO_STEPS = 1 << 30  # the micro-step of what comes once, after all micro-steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The digest of one tensor, or of another value, at one moment of training."""
 
     step: int  # counted from 1, over all epochs
@@ -160,36 +160,18 @@ def value_name(mark: Mark) -> str:
 
 def encode(mark: Mark) -> str:
     """Return a mark as a line."""
-    return json.dumps(astuple(mark)) + "\n"
-
-
-def decode(line: str) -> Mark:
-    """Return the mark of a line; raises ValueError for anything else."""
-    entry = json.loads(line)
-    if not isinstance(entry, list) or len(entry) != len(fields(Mark)):
-        raise ValueError("no mark")
-    step, micro_step, phase, name, digest = entry
-    is_whole = isinstance(step, int) and isinstance(micro_step, int) and phase in PHASES
-    if not is_whole or not isinstance(name, str) or not isinstance(digest, str):
-        raise ValueError("no mark")
-    return Mark(step=step, micro_step=micro_step, phase=phase, name=name, digest=digest)
+    return msgspec.json.encode(mark).decode() + "\n"
 
 
 def decode_trace(content: bytes, source: object) -> list[Mark]:
     """Return the marks of a trace, in its order; raises BadInput for a damaged one."""
-    marks = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        try:
-            marks.append(decode(line.decode("utf-8")))
-        except (ValueError, RecursionError):
-            raise BadInput(f"{source}:{number}: found no mark of a trace; run it again") from None
-    return marks
+    try:
+        return msgspec.json.Decoder(Mark).decode_lines(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{source}: found no marks of a trace ({error}); run it again") from None
 
 
 def read_traces(folder: Path, world_size: int) -> list[Sequence[Mark]]:
     """Return the traces of all ranks, by rank; raises BadInput."""
-    traces: list[Sequence[Mark]] = []
-    for rank in range(world_size):
-        path = trace_path(folder, rank)
-        traces.append(decode_trace(path.read_bytes(), path))
-    return traces
+    paths = [trace_path(folder, rank) for rank in range(world_size)]
+    return [decode_trace(path.read_bytes(), path) for path in paths]

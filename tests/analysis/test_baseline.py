@@ -95,8 +95,8 @@ def saved(results: Results) -> Path:
     ("key", "value", "why"),
     [
         ("schema", 3, "schema: found 3; allowed: 5; another .*; harness baseline writes it again"),
-        ("kind", "record", "not a valid baseline: .*record"),
-        ("result", 5, "not a valid baseline"),
+        ("kind", "record", "can't be read as a baseline: .*record"),
+        ("result", 5, "can't be read as a baseline"),
     ],
 )
 def test_other_files_and_schemas_are_refused(

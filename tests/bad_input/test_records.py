@@ -46,7 +46,7 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
         (f'{{"schema": {SCHEMA}}}', "seal: found none at the end; allowed: one, "),
         (
             sealed_text({"schema": SCHEMA}),
-            "not a valid record: Object missing required field `sweep`; move it away",
+            "can't be read as a record: Object missing required field `sweep`; move it away",
         ),
     ],
     ids=["truncated", "schema", "list", "unsealed", "incomplete"],

@@ -81,8 +81,8 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"schema": 0}, "schema: found 0"),
-        ({"hardware": {}}, "not a valid certificate"),
-        ({"settings": 1}, "not a valid certificate"),
+        ({"hardware": {}}, "can't be read as a certificate"),
+        ({"settings": 1}, "can't be read as a certificate"),
     ],
 )
 def test_what_is_no_certificate_is_refused(

@@ -115,7 +115,7 @@ class TestOnDisk:
     ) -> None:
         path = damaged(tmp_path, damage)
         with pytest.raises(
-            BadInput, match=r"not a valid record of peaks: .*harness peak makes a new one$"
+            BadInput, match=r"can't be read as a record of peaks: .*harness peak makes a new one$"
         ) as caught:
             machines.read(path)
         assert "\n" not in str(caught.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.records.store import read_recorded_specs, recorded_sweep_names
+from harness.records.store import recorded_sweep_names
 from tests.factories import make_record, write_sweep
 from tests.support.commands import harness
 
@@ -47,14 +47,3 @@ def test_status_goes_on_after_a_sweep_with_a_broken_record(results: Results) -> 
         assert ended.out.startswith("first: 1 trial: 1 unreadable") or "first" in arguments
         assert ("second: " in ended.out) == ("first" not in arguments)
         assert ended.err.startswith(f"harness: {path}: schema: found null")
-
-
-def test_sweep_in_the_folder_of_another_is_refused(results: Results) -> None:
-    first, second = (results.sweep_folder(name).spec_path for name in ("first", "second"))
-    first.write_bytes(second.read_bytes())
-    sweeps, errors = read_recorded_specs(results)
-    assert [sweep.name for sweep in sweeps] == ["second"]
-    assert len(errors) == 1
-    ended = harness("show", "first", "--results", str(results.path))
-    assert ended.code == 2
-    assert "name: found 'second'; allowed: that of the folder it is in" in ended.err

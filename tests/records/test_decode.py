@@ -113,7 +113,7 @@ def test_error_names_file_key_and_remedy(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         decode_file(Tree, path, TREE_FORMAT)
     assert str(raised.value) == (
-        f"{path}: not a valid tree: Expected `int`, got `str` - at `$.rings`; plant a new one"
+        f"{path}: can't be read as a tree: Expected `int`, got `str` - at `$.rings`; plant a new one"
     )
 
 

@@ -76,7 +76,7 @@ class TestRecord:
         content = json.loads(path.read_text(encoding="utf-8"))
         damage(content)
         path.write_text(sealed_text(content), encoding="utf-8")
-        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: not a valid record: "):
+        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: can't be read as a record: "):
             files.read_record(path)
 
     def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class TestRecord:
         with pytest.raises(BadInput, match="can't be read as a rank's result"):
             files.read_rank_result(path)
         write_atomically(path, sealed_text({"rank": 0}))
-        with pytest.raises(BadInput, match="not a valid rank's result"):
+        with pytest.raises(BadInput, match="can't be read as a rank's result"):
             files.read_rank_result(path)
 
     def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,20 +44,6 @@ def test_error_is_one_line_whatever_it_quotes(kind: type[HarnessError]) -> None:
     assert message.startswith("a ::error::b[2Jxxx")
     assert message.isprintable()
     assert len(message) == 1000
-
-
-@pytest.mark.parametrize("other", ["a-b-c8687a08", "Sweep"])
-def test_folder_of_results_belongs_to_one_sweep(tmp_path: Path, other: str) -> None:
-    sweep = replace(load(tmp_path), name="a b")
-    results = Results(tmp_path / "results")
-    folder = results.sweep_folder("a b")
-    write_spec(sweep, folder)
-    write_spec(sweep, folder)  # its own
-    with pytest.raises(
-        BadInput, match=r"name: found '.*', whose folder .* the results of 'a b'; al"
-    ):
-        write_spec(replace(sweep, name=other), folder)  # as a disk that ignores case would have it
-    assert read_recorded_spec(results, "a b").name == "a b"
 
 
 def test_folder_with_a_broken_file_is_written_anew(tmp_path: Path) -> None:

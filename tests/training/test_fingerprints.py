@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.core.errors import Interrupted
+from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
 from harness.measure.summary import summarize
 from harness.records.assignment import Assignment
@@ -167,6 +167,6 @@ def test_fingerprinted_steps_are_no_part_of_what_is_measured(tmp_path: Path) -> 
 
 def test_a_trace_is_lines_of_marks(tmp_path: Path) -> None:
     line = json.dumps([1, 1, "data", "batch[0]", "00"])
-    for damaged in ("5", "[]", '[1, 1, "dada", "batch[0]", "00"]', "[" * 100_000):
-        with pytest.raises(Exception, match="trace:2: found no mark of a trace"):
+    for damaged in ("5", "[]", '[1, 1, 3, "batch[0]", "00"]', "[" * 100_000):
+        with pytest.raises(BadInput, match="trace: found no marks of a trace"):
             decode_trace(f"{line}\n{damaged}\n".encode(), "trace")
