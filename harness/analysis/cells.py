@@ -10,45 +10,21 @@ from harness.spec.axes import AXES
 from harness.spec.cell import Cell, axis_names
 from harness.spec.sweep import Sweep
 
-SAMPLE = 100  # cells that axes are first compared in
-
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:
     """Return the names of the axes in which the cells differ, in the order of `axis_names`.
 
     These are the columns that a table of the cells needs; the others would say the same everywhere.
     """
-    if not cells:
-        return []
-    varying = _varying_in_harness(cells)
+    varying = []
     for axis in axis_names(cells):
-        if axis not in AXES:
-            level = cells[0].level(axis)
-            if any(cell.level(axis) != level for cell in cells):
-                varying.append(axis)
+        if axis in AXES:  # of a script too, whose own axes are not known
+            levels = set(map(attrgetter(f"axes.{axis}"), cells))
+        else:
+            levels = {cell.level(axis) for cell in cells}
+        if len(levels) > 1:
+            varying.append(axis)
     return varying
-
-
-def _varying_in_harness(cells: Sequence[Cell]) -> list[str]:
-    """Return the names of the harness's own axes in which the cells differ.
-
-    A few cells have most of the differences. The other axes have hardly any combinations, so that
-    one pass over a hundred thousand cells collects them all.
-    """
-    sample = cells[:: max(1, len(cells) // SAMPLE)]
-    varying = set()
-    for axis in AXES:
-        if len({cell.axes.value(axis) for cell in sample}) > 1:
-            varying.add(axis)
-    others = [axis for axis in AXES if axis not in varying]
-    # Not by `vars`: of an axis that a recorded sweep does not have, decoded cells have the default as
-    # an attribute of the class only. Of a single name, `attrgetter` would return no tuple.
-    read = attrgetter(*others, "strategy")
-    combinations = {read(cell.axes) for cell in cells}
-    for axis, levels in zip(others, zip(*combinations, strict=True), strict=False):
-        if len(set(levels)) > 1:
-            varying.add(axis)
-    return [axis for axis in AXES if axis in varying]
 
 
 def differing_axes(a: Cell, b: Cell) -> list[str]:

@@ -31,13 +31,7 @@ from harness.analysis.questions import (
 from harness.analysis.result import CellResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
-from harness.records.differences import (
-    as_text,
-    code_fields,
-    differences,
-    identity_settings,
-    shown,
-)
+from harness.records.differences import differences, identity_settings, shown
 from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
 from harness.spec.environment import variable_of
 from harness.statistics.estimate import FEWEST_SESSIONS
@@ -198,14 +192,29 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
         for result in side.cells:
             names.update(identity_settings(result.cell))
     check_across(rules.across, names)
-    matches, missing, differences = [], [], []
+    matches: list[Match] = []
+    missing: list[str] = []
+    cells_a = _cells_by_key(a, rules.across)
     for b in other_sides:
-        alike, unmatched = match_cells(a, b, rules.across)
-        for cell_a, cell_b in alike:
-            differences += _condition_differences(a.name, cell_a, b.name, cell_b, rules.across)
-            matches.append(Match(a=cell_a, b=cell_b, b_side=b.name))
-        missing += unmatched
-    return _judge_matches(matches, missing, list(dict.fromkeys(differences)), rules)
+        cells_b = _cells_by_key(b, rules.across)
+        alike = [key for key in cells_a if key in cells_b]
+        for key in alike:
+            matches.append(Match(a=cells_a[key], b=cells_b[key], b_side=b.name))
+        for side, cells in ((a, cells_a), (b, cells_b)):
+            lone = [cells[key] for key in cells if key not in alike]
+            missing += [f"{cell.cell.label}: only in {side.name}" for cell in lone]
+        if not alike:
+            raise BadInput(_nothing_in_common(a, b, rules.across))
+    return _judge_matches(matches, missing, rules)
+
+
+def _nothing_in_common(a: Side, b: Side, across: Sequence[str]) -> str:
+    """Return what the first cells of two sides differ in, of which no cells match."""
+    differing = list(setting_differences(a.cells[0].cell, b.cells[0].cell, across))
+    return (
+        f"{a.name} and {b.name} have no cell in common; their first cells differ in"
+        f" {', '.join(differing)}; if that is the question: --across {','.join([*across, *differing])}"
+    )
 
 
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
@@ -220,14 +229,14 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     for axis in varying_axes(cells):
         if axis not in axes and _follows(cells, axis, axes):
             together.append(axis)
-    comparison = _compare_groups(_alike_but_for(side, together), side.name, rules)
-    if comparison is None:
+    matches = _match_with_first(side, together)
+    if not matches:
         varying = ", ".join(varying_axes(cells)) or "nothing: its cells differ in no axis"
         raise BadInput(
             f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only;"
             f" its cells differ in {varying}"
         )
-    return comparison
+    return _judge_matches(matches, [], rules)
 
 
 def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
@@ -241,29 +250,16 @@ def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
     return True
 
 
-def _compare_groups(
-    groups: Mapping[str, Sequence[CellResult]], side_name: str, rules: Rules
-) -> CellComparison | None:
-    """Compare the cells of each group with its first; None where no group has two cells."""
-    matches = []
-    for reference, *other_cells in groups.values():
-        for cell in other_cells:
-            matches.append(Match(a=reference, b=cell, b_side=side_name))
-    if not matches:
-        return None
-    differences: set[str] = set()
-    for match in matches:
-        differences.update(_condition_differences("A", match.a, "B", match.b, rules.across))
-    return _judge_matches(matches, [], sorted(differences), rules)
-
-
-def _alike_but_for(side: Side, axes: Iterable[str]) -> dict[str, list[CellResult]]:
-    """Return the cells in groups of those that differ in these axes only, by their `matching_key`."""
+def _match_with_first(side: Side, axes: Iterable[str]) -> list[Match]:
+    """Return the match of each cell with the first of those that it differs from in these axes only."""
     across = frozenset(axes)  # which a sweep has many of
-    groups: dict[str, list[CellResult]] = {}
-    for result in side.cells:
-        groups.setdefault(matching_key(result.cell, across), []).append(result)
-    return groups
+    first: dict[str, CellResult] = {}
+    matches = []
+    for cell in side.cells:
+        reference = first.setdefault(matching_key(cell.cell, across), cell)
+        if reference is not cell:
+            matches.append(Match(a=reference, b=cell, b_side=side.name))
+    return matches
 
 
 def against_first(side: Side) -> CellComparison | None:
@@ -274,8 +270,8 @@ def against_first(side: Side) -> CellComparison | None:
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     ordered = Side(name=side.name, cells=measured_first)
-    groups = _alike_but_for(ordered, side.axes)
-    return _compare_groups(groups, side.name, Rules(across=("hardware",)))
+    matches = _match_with_first(ordered, side.axes)
+    return _judge_matches(matches, [], Rules(across=("hardware",))) if matches else None
 
 
 def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
@@ -297,33 +293,6 @@ def matching_key(cell: Cell, across: Collection[str]) -> str:
 def _is_across(name: str, across: Collection[str]) -> bool:
     """Return whether a setting, or the section that it is in, is among `across`."""
     return name in across or name.partition(".")[0] in across
-
-
-def match_cells(
-    a: Side, b: Side, across: Sequence[str]
-) -> tuple[list[tuple[CellResult, CellResult]], list[str]]:
-    """Return the pairs of cells that differ only in `across`, and messages on the other cells.
-
-    A pair is a cell of `a` and one of `b`; pairs are in the order of `a`. Raises BadInput if no
-    cells match, or if two cells of a side differ only in `across`.
-    """
-    cells_a, cells_b = _cells_by_key(a, across), _cells_by_key(b, across)
-    matched, unmatched = [], []
-    for key, cell in cells_a.items():
-        if key in cells_b:
-            matched.append((cell, cells_b[key]))
-        else:
-            unmatched.append(f"{cell.cell.label}: only in {a.name}")
-    for key, cell in cells_b.items():
-        if key not in cells_a:
-            unmatched.append(f"{cell.cell.label}: only in {b.name}")
-    if matched:
-        return matched, unmatched
-    differing = list(setting_differences(a.cells[0].cell, b.cells[0].cell, across))
-    raise BadInput(
-        f"{a.name} and {b.name} have no cell in common; their first cells differ in"
-        f" {', '.join(differing)}; if that is the question: --across {','.join([*across, *differing])}"
-    )
 
 
 def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
@@ -360,69 +329,53 @@ def setting_differences(
     return differences
 
 
-def _condition_differences(
-    a_name: str, a: CellResult, b_name: str, b: CellResult, across: Sequence[str]
-) -> list[str]:
-    """Return the conditions in which two cells differ, or which are unknown.
+def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
+    """Return the conditions in which two cells differ.
 
     Each as in `software.torch: 2.12.0 (A), 2.13.0 (B)`, the most likely cause of another result
     first; none for a cell without trials. Raises BadInput for other hardware, unless that is the
     question.
     """
+    a, b = match.a, match.b
     if not a.trials or not b.trials:
         return []
-    hardware_a, hardware_b = " and ".join(sorted(a.hardware)), " and ".join(sorted(b.hardware))
     lines: list[str] = []
     # A cell that was measured on two kinds is a mean over both, which equals nothing.
-    if hardware_a != hardware_b or len(a.hardware) > 1:
-        line = f"hardware: {hardware_a} ({a_name}), {hardware_b} ({b_name})"
+    if set(a.hardware) != set(b.hardware) or len(a.hardware) > 1:
+        kinds_a, kinds_b = " and ".join(sorted(a.hardware)), " and ".join(sorted(b.hardware))
+        lines.append(f"hardware: {kinds_a} (A), {kinds_b} (B)")
         if "hardware" not in across:
             raise BadInput(
-                f"{a.cell.label}: other hardware: {line};"
-                " if that is the question: --across hardware"
+                f"{a.cell.label}: other hardware: {lines[0]}; if that is the question: --across hardware"
             )
-        lines.append(line)
-    table_a, table_b = _code_and_environment(a), _code_and_environment(b)
     from_axes: list[str] = []  # which follow from axes in which the cells differ
     for axis in differing_axes(a.cell, b.cell):
         from_axes += FIELDS_OF_AXES.get(axis, ())
         if variable_of(axis) is not None:
             from_axes.append(f"variables.{variable_of(axis)}")
-    for difference in differences(table_a, table_b):
+    for difference in differences(a.conditions, b.conditions):
         if not difference.field.startswith(tuple(from_axes)):
-            value_a, value_b = shown(difference.a), shown(difference.b)
-            lines.append(f"{difference.field}: {value_a} ({a_name}), {value_b} ({b_name})")
+            lines.append(
+                f"{difference.field}: {shown(difference.a)} (A), {shown(difference.b)} (B)"
+            )
     return lines
 
 
-def _code_and_environment(cell: CellResult) -> dict[str, str]:
-    """Return the code of a cell's workload and the environment of its trials, as a flat table.
-
-    A field that differs between its trials has all of its values.
-    """
-    table: dict[str, str] = {}
-    for name, value in code_fields(cell.cell).items():
-        table[name] = as_text(value)
-    for name, values in cell.environment.items():
-        table[name] = values[0] if len(values) == 1 else " and ".join(sorted(values))
-    return table
-
-
 def _judge_matches(
-    matches: Sequence[Match], unmatched: Sequence[str], differences: Sequence[str], rules: Rules
+    matches: Sequence[Match], unmatched: Sequence[str], rules: Rules
 ) -> CellComparison:
     """Return the comparison of these matches, with verdicts over all their metrics together.
 
-    `unmatched` are messages on cells that only one side has, `differences` those between the
-    conditions of the sides.
+    `unmatched` are messages on cells that only one side has.
     """
-    missing, notes = list(unmatched), []
+    missing, notes, differing = list(unmatched), [], []
     questions: list[list[Question]] = []  # of each match
     for match in matches:
         asked, problems = _ask(match, rules)
         questions.append(asked)
         missing += [f"{match.b.cell.label}: {problem}" for problem in problems]
         notes += _notes(match, asked)
+        differing += _condition_differences(match, rules.across)
     verdicts = iter(judge(list(chain.from_iterable(questions)), alpha=rules.alpha))
     judged = []
     for match, asked in zip(matches, questions, strict=True):
@@ -432,7 +385,7 @@ def _judge_matches(
         judged.append(replace(match, rows=rows))
     return CellComparison(
         matches=judged,
-        differences=differences,
+        differences=list(dict.fromkeys(differing)),
         missing=missing,
         notes=list(dict.fromkeys(notes)),
         rules=rules,

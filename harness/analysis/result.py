@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from harness.analysis.cells import group_by_cell
 from harness.analysis.rows import TrialRow, trial_row
 from harness.records.bounds import Amount, Moment, Number
-from harness.records.differences import as_text, environment_fields
+from harness.records.differences import as_text, code_fields, environment_fields
 from harness.records.environment import Environment
 from harness.records.numbers import over_trials
 from harness.records.record import Record, TargetMetric
@@ -164,6 +164,14 @@ class CellResult:
             if name.startswith(SHARED_FIELDS):
                 shared[name] = values
         return {name: sorted(values) for name, values in shared.items() if len(values) > 1}
+
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        """The code of its workload and what its trials ran with; a field has all of its values."""
+        table = {name: as_text(value) for name, value in code_fields(self.cell).items()}
+        for name, values in self.environment.items():
+            table[name] = " and ".join(sorted(values))
+        return table
 
     @property
     def planned(self) -> int:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from harness.analysis import baseline
 from harness.analysis.rows import trial_row
+from harness.cli.pytest_cells import extra_info
+from harness.core.paths import Results
+from harness.interface.comparing import compare
+from harness.interface.data import load as load_results
 from harness.records.code import Repository
+from harness.records.numbers import RATE
 from harness.records.record import TargetMetric
-from tests.factories import make_record, with_ranks
+from harness.records.store import write_spec
+from harness.tracking.contents import cell_contents, trial_contents
+from tests.factories import BEGUN, make_record, with_ranks, write_trial
+from tests.support.commands import harness
+from tests.support.sweeps import load
 
 
 def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
@@ -40,3 +53,61 @@ def test_the_commit_is_that_of_the_users_repository() -> None:
     row = trial_row(replace(record, environment=environment))
     assert row.commit == "c0ffee"
     assert row.harness_commit != "c0ffee"
+
+
+def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
+    """In data frames, tables, MLflow, baselines and pytest, to the last digit."""
+    sweep = load(
+        tmp_path,
+        matrix={"precision": ["fp32", "bf16"]},
+        seeds=[0, 1, 2],
+        length={"steps": 60},
+        warmup=2,
+    )
+    results = Results(tmp_path / "results")
+    for number, trial in enumerate(sweep.trials()):
+        record = make_record(trial.cell, seed=trial.seed, started=BEGUN + 20 * number)
+        write_trial(results.sweep_folder("demo"), record)
+    write_spec(sweep, results.sweep_folder("demo"))
+    data = load_results("demo", results.path)
+    frame = data.trials.set_index("trial")
+    for record in data.records:
+        row = trial_row(record)
+        metrics = trial_contents(record, repeats=1).metrics
+        of_mlflow = {metric.key: metric.value for metric in metrics if metric.step == 0}
+        assert record.summary is not None
+        assert row.throughput == record.summary.throughput
+        assert row.metric == record.summary.final_metric
+        for name, value in row.numbers.items():
+            assert (frame.loc[row.trial, name], of_mlflow[name]) == (value, value)
+    saved = baseline.save(results, data.side.cells)
+    compared = compare("baseline", data, results=results.path)
+    shown = harness("show", "demo", "--results", str(results.path), "--wide").out
+    page = results.path / "report.html"
+    harness("report", "demo", "--results", str(results.path), "--output", str(page))
+    report = page.read_text(encoding="utf-8")
+    for position, cell in enumerate(data.result.cells):
+        records = data.result.done_records(cell.cell)
+        again = baseline.read(saved[position].path)
+        assert again.trials == cell.trials
+        assert (again.throughput, again.metric) == (cell.throughput, cell.metric)
+        assert cell.throughput is not None
+        assert cell.metric is not None
+        in_frame = data.cells.iloc[position]
+        assert (in_frame.throughput, in_frame.metric) == (cell.throughput.mean, cell.metric.mean)
+        info = extra_info(cell.cell, records, None)
+        assert info["samples_per_second"] == [trial.throughput for trial in cell.trials]
+        contents = cell_contents(data.result, cell, records, name="a cell")
+        of_cell = {metric.key: metric.value for metric in contents.metrics}
+        rounded = {name: float(f"{value:.6g}") for name, value in cell.numbers.items()}
+        assert of_cell["step_time_p50_ms"] == rounded["step_time_p50_ms"]
+        assert of_cell[RATE] == float(f"{cell.throughput.mean:.6g}")
+        assert of_cell["final_accuracy"] == float(f"{cell.metric.mean:.6g}")
+        speed, accuracy = compared.rows[2 * position : 2 * position + 2]
+        assert speed.verdict.mean_b == pytest.approx(cell.throughput.mean, rel=1e-12)
+        assert accuracy.verdict.mean_b == pytest.approx(cell.metric.mean, rel=1e-12)
+        texts = [f"{cell.throughput.mean:,.0f}", f"{cell.metric.mean:.4f}"]
+        texts.append(f"{cell.numbers['step_time_p50_ms']:.2f}")
+        for text in texts:
+            assert text in shown
+            assert text in report
