@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from itertools import starmap
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,8 @@ RECORDING_FORMAT = FileFormat(name="recording of a trial")
 AFTER_MICRO_STEPS = 1 << 30  # the micro-step of what comes once, after all micro-steps
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+@dataclass(frozen=True)
+class Mark:
     """The digest of one tensor, or of another value, at one moment of training."""
 
     step: int  # counted from 1, over all epochs
@@ -110,17 +112,6 @@ class Recording:
         return stop
 
 
-def digest_bytes(dtype: str, shape: Sequence[int], content: object) -> str:
-    """Return the digest of a tensor as hexadecimal digits.
-
-    `dtype` is torch's name of its type, `content` a buffer of its bytes without gaps. NaNs are
-    compared by their bits.
-    """
-    digest = xxhash.xxh3_128(f"{dtype}\0{tuple(shape)}\0".encode())
-    digest.update(content)  # type: ignore[arg-type]
-    return digest.hexdigest()
-
-
 def combine(digests: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Return one name and one digest for all tensors of a moment, given their names and digests.
 
@@ -160,15 +151,16 @@ def value_name(mark: Mark) -> str:
 
 def encode(mark: Mark) -> str:
     """Return a mark as a line."""
-    return msgspec.json.encode(mark).decode() + "\n"
+    return json.dumps(astuple(mark)) + "\n"
 
 
 def decode_trace(content: bytes, source: object) -> list[Mark]:
     """Return the marks of a trace, in its order; raises BadInput for a damaged one."""
     try:
-        return msgspec.json.Decoder(Mark).decode_lines(content)
+        lines = msgspec.json.Decoder(tuple[int, int, str, str, str]).decode_lines(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{source}: found no marks of a trace ({error}); run it again") from None
+    return list(starmap(Mark, lines))
 
 
 def read_traces(folder: Path, world_size: int) -> list[Sequence[Mark]]:

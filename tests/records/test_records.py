@@ -99,7 +99,7 @@ class TestRecord:
 
     def test_of_a_rank_that_is_truncated_is_refused(self, path: Path) -> None:
         write_atomically(path, '{"rank": 0, ')
-        with pytest.raises(BadInput, match="can't be read as a rank's result"):
+        with pytest.raises(BadInput, match="seal: found none at the end"):
             files.read_rank_result(path)
         write_atomically(path, sealed_text({"rank": 0}))
         with pytest.raises(BadInput, match="can't be read as a rank's result"):

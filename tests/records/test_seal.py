@@ -157,10 +157,10 @@ def test_columns_are_only_read_beside_the_record(path: Path) -> None:
     assert len(read_record(path).ranks) == 2
 
 
-@pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 5000 + "1" + "}" * 5000])
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"schema":' * 5000 + "1" + "}" * 5000])
 def test_deeply_nested_json_is_refused(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadFile, match="maximum recursion depth exceeded"):
+    with pytest.raises(BadFile, match="can't be read as a record: "):
         read_record(path)
 
 
