@@ -73,7 +73,7 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
     frame = data.trials.set_index("trial")
     for record in data.records:
         row = trial_row(record)
-        metrics = trial_contents(record, repeats=1).metrics
+        metrics = trial_contents(record, cell_name="a cell", repeats=1).metrics
         of_mlflow = {metric.key: metric.value for metric in metrics if metric.step == 0}
         assert record.summary is not None
         assert row.throughput == record.summary.throughput
