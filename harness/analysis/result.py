@@ -165,7 +165,7 @@ class CellResult:
                 shared[name] = values
         return {name: sorted(values) for name, values in shared.items() if len(values) > 1}
 
-    @property
+    @cached_property
     def conditions(self) -> Mapping[str, str]:
         """The code of its workload and what its trials ran with; a field has all of its values."""
         table = {name: as_text(value) for name, value in code_fields(self.cell).items()}
