@@ -41,7 +41,7 @@ TrialPair = tuple[TrialRow, TrialRow]  # of A and of B, with the same seed and r
 
 def paired_trials(a: CellResult, b: CellResult) -> list[TrialPair]:
     """Return the trials of both sides that have the same seed and repeat."""
-    trials_b = b.trials_by_number
+    trials_b = {(trial.seed, trial.repeat): trial for trial in b.trials}
     pairs = []
     for trial_a in a.trials:
         trial_b = trials_b.get((trial_a.seed, trial_a.repeat))

@@ -92,11 +92,6 @@ class CellResult:
         return over_trials([trial.numbers for trial in self.trials])
 
     @cached_property
-    def trials_by_number(self) -> Mapping[tuple[int, int], TrialRow]:
-        """The trials by seed and repeat, by which those of two cells are paired."""
-        return {(trial.seed, trial.repeat): trial for trial in self.trials}
-
-    @cached_property
     def log_throughputs(self) -> Sequence[float]:
         """The logarithm of the throughput of each measured trial."""
         return [math.log(trial.throughput) for trial in self.trials if trial.throughput]

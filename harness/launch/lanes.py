@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.core.cores import usable_cores
 from harness.core.topology import SYSTEM, core_position
-from harness.records.lane import Lane
+from harness.records.assignment import Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Trial
 from harness.spec.cluster import Parallel, Profile, available_slots

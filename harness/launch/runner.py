@@ -25,9 +25,8 @@ from harness.launch.provenance import Provenance, describe_launch, write_once
 from harness.launch.retries import runs_again
 from harness.launch.stack import ReadyStack
 from harness.launch.watch import POLL, file_size, launcher_output, watch
-from harness.records.assignment import Assignment, write_assignment
+from harness.records.assignment import Assignment, Lane, write_assignment
 from harness.records.files import write_record
-from harness.records.lane import Lane
 from harness.records.record import Failure, Record, RunSettings
 from harness.records.running import read_progress_file
 from harness.records.settings import run_settings

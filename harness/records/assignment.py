@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.paths import write_atomically
-from harness.records.bounds import Ordinal
+from harness.records.bounds import Number, Ordinal
 from harness.records.code import Code, Repository
 from harness.records.decode import FileFormat, decode_file
-from harness.records.lane import Lane
 from harness.records.seal import sealed_text
 from harness.spec.cell import Fingerprints, Profiling, Trial
 from harness.spec.saving import CheckpointRules
@@ -26,6 +25,19 @@ ASSIGNMENT_FORMAT = FileFormat(
     remedy="harness run --force writes it again",
     is_sealed=True,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """The share of a machine that a trial has for itself, while others run in the other lanes.
+
+    The default is the whole machine.
+    """
+
+    number: Number = 0  # counted from 0
+    count: Ordinal = 1  # lanes of the machine, this one included
+    cores: Sequence[Number] = ()  # CPU cores that its ranks are bound to; none: they are not bound
+    gpus: Sequence[Number] = ()  # its GPUs among those that a process sees; none: all of them
 
 
 @dataclass(frozen=True, kw_only=True)

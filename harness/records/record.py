@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from harness.core.import_path import ROOT
+from harness.records.assignment import Lane
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.environment import Environment
-from harness.records.lane import Lane
 from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from harness.launch.lanes import (
     lane_count,
     side_by_side,
 )
-from harness.records.lane import Lane
+from harness.records.assignment import Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Trial
 from harness.spec.cluster import Parallel

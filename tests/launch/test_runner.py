@@ -19,7 +19,7 @@ from harness.launch.runner import (
 )
 from harness.launch.sweep import plan
 from harness.launch.torchrun import Torchrun
-from harness.records.lane import Lane
+from harness.records.assignment import Lane
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from tests.factories import make_record, write_trial

@@ -16,8 +16,7 @@ from torch.optim import SGD
 import harness
 from harness.core.errors import NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
-from harness.records.assignment import Assignment
-from harness.records.lane import Lane
+from harness.records.assignment import Assignment, Lane
 from harness.spec.cell import Length, ReportedTarget
 from harness.training import script
 from harness.training.script import ScriptObserver, observe
