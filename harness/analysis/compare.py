@@ -98,7 +98,8 @@ class Match:
 
     a: CellResult  # the reference
     b: CellResult  # the cell that is judged
-    b_side: str  # the name of B's side
+    a_side: str  # the name of A's side
+    b_side: str  # and that of B's, which is the same for cells of one side
     rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
 
     @cached_property
@@ -199,7 +200,8 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
         cells_b = _cells_by_key(b, rules.across)
         alike = [key for key in cells_a if key in cells_b]
         for key in alike:
-            matches.append(Match(a=cells_a[key], b=cells_b[key], b_side=b.name))
+            a_cell, b_cell = cells_a[key], cells_b[key]
+            matches.append(Match(a=a_cell, b=b_cell, a_side=a.name, b_side=b.name))
         for side, cells in ((a, cells_a), (b, cells_b)):
             lone = [cells[key] for key in cells if key not in alike]
             missing += [f"{cell.cell.label}: only in {side.name}" for cell in lone]
@@ -258,7 +260,7 @@ def _match_with_first(side: Side, axes: Iterable[str]) -> list[Match]:
     for cell in side.cells:
         reference = first.setdefault(matching_key(cell.cell, across), cell)
         if reference is not cell:
-            matches.append(Match(a=reference, b=cell, b_side=side.name))
+            matches.append(Match(a=reference, b=cell, a_side=side.name, b_side=side.name))
     return matches
 
 
