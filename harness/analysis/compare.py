@@ -341,11 +341,14 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
     a, b = match.a, match.b
     if not a.trials or not b.trials:
         return []
+    name_a, name_b = match.a_side, match.b_side
+    if name_a == name_b:
+        name_a, name_b = "A", "B"
     lines: list[str] = []
     # A cell that was measured on two kinds is a mean over both, which equals nothing.
     if set(a.hardware) != set(b.hardware) or len(a.hardware) > 1:
         kinds_a, kinds_b = " and ".join(sorted(a.hardware)), " and ".join(sorted(b.hardware))
-        lines.append(f"hardware: {kinds_a} (A), {kinds_b} (B)")
+        lines.append(f"hardware: {kinds_a} ({name_a}), {kinds_b} ({name_b})")
         if "hardware" not in across:
             raise BadInput(
                 f"{a.cell.label}: other hardware: {lines[0]}; if that is the question: --across hardware"
@@ -357,9 +360,8 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
             from_axes.append(f"variables.{variable_of(axis)}")
     for difference in differences(a.conditions, b.conditions):
         if not difference.field.startswith(tuple(from_axes)):
-            lines.append(
-                f"{difference.field}: {shown(difference.a)} (A), {shown(difference.b)} (B)"
-            )
+            value_a, value_b = shown(difference.a), shown(difference.b)
+            lines.append(f"{difference.field}: {value_a} ({name_a}), {value_b} ({name_b})")
     return lines
 
 
