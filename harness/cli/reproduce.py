@@ -33,11 +33,10 @@ from harness.render import reproduction as reproduction_view
 from harness.render.console import TerminalConsole, print_json, spinner
 from harness.render.divergence import show_diff, show_recorded_diff
 from harness.reproduce.parity import plan_parity, sweep_parity
-from harness.reproduce.recorded import diff_recorded
 from harness.reproduce.reproduction import reproduce as reproduce_trials
 from harness.reproduce.rerun import originals as find_originals
 from harness.reproduce.source import Choice
-from harness.reproduce.tracing import TracedTrial, diff_trials
+from harness.reproduce.tracing import TracedTrial, diff_recorded, diff_trials
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.selected import find_cell

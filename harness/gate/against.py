@@ -12,10 +12,10 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
-from harness.gate.bits import compare_losses
 from harness.gate.certify import describe_machine
 from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.pairs import compare_losses
 from harness.hardware.machine import machine_key
 from harness.launch.hold import hold_machine
 from harness.measure.host import load_of_others

@@ -13,21 +13,33 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
+from harness.core.git import run_git
 from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
-from harness.core.worktree import Tree, checked_out, find_repository
+from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.against import repository_folder
-from harness.gate.bits import compare_losses
-from harness.gate.commits import Commit, commits_between, describe_commit
 from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.pairs import compare_losses
 from harness.launch.hold import hold_machine
 from harness.spec.cell import Cell
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
 
+FORMAT = "%H%x00%h%x00%an <%ae>%x00%aI%x00%s"  # of `git show`: the fields of a `Commit`, in order
 CERTAIN_SHARE = 0.5  # of the loss between the ends
 Mark = Literal["good", "bad", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """A commit, as git shows it."""
+
+    id: str
+    short: str  # as much of the id as is unambiguous
+    author: str
+    date: str  # ISO 8601
+    subject: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,3 +278,40 @@ def _compare_with_parent(judge: Judge, repository: Path, folder: Path, commit: s
         checked_out(repository, commit, folder / "suspect") as suspect,
     ):
         return _try(judge, parent, suspect, None)
+
+
+def describe_commit(repository: Path, revision: str) -> Commit:
+    """Return the commit of a revision, which must exist."""
+    # Under `log.showSignature`, git would say before the format what it thinks of a signature.
+    options = ("--no-show-signature", "--no-patch", f"--format={FORMAT}")
+    shown = run_git(repository, "show", *options, revision).stdout
+    commit_id, short, author, date, subject = shown.strip().split("\0")
+    return Commit(id=commit_id, short=short, author=author, date=date, subject=subject)
+
+
+def commits_between(repository: Path, good: str, bad: str) -> Sequence[str]:
+    """Return the ids of the commits after GOOD up to BAD, in their order; a merge is one change.
+
+    Raises BadInput unless GOOD is an ancestor of BAD.
+    """
+    good_id = resolve_commit(repository, good, "GOOD")
+    bad_id = resolve_commit(repository, bad, "BAD")
+    if good_id == bad_id:
+        raise BadInput(
+            f"BAD {bad}: found the same commit as GOOD {good}; allowed: a descendant of it"
+        )
+    if not _is_ancestor(repository, good_id, bad_id):
+        hint = ""
+        if _is_ancestor(repository, bad_id, good_id):
+            hint = " (did you mean them the other way round?)"
+        raise BadInput(
+            f"GOOD {good}: found no ancestor of BAD {bad}{hint}; allowed: an ancestor of BAD"
+        )
+    options = ("--first-parent", "--reverse")
+    return run_git(repository, "rev-list", *options, f"{good_id}..{bad_id}").stdout.split()
+
+
+def _is_ancestor(repository: Path, ancestor: str, descendant: str) -> bool:
+    """Return whether one commit is an ancestor of another, or the same commit."""
+    done = run_git(repository, "merge-base", "--is-ancestor", ancestor, descendant)
+    return done.returncode == 0

@@ -17,7 +17,7 @@ import torch
 import harness
 from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
-from harness.preflight import model_checks, sample_checks
+from harness.preflight import checks
 from harness.preflight.probe import Probe
 from harness.preflight.report import (
     CHECKS_FILE,
@@ -36,15 +36,15 @@ from workloads.base import Workload, load_splits
 FOREIGN = (Path(harness.__file__).parent, Path(torch.__file__).parent)  # whose lines say little
 
 CHECKS: dict[str, Callable[[Probe], CheckFinding]] = {
-    "indices": sample_checks.check_indices,
-    "loss": model_checks.check_loss,
-    "repeatable": sample_checks.check_repeatable,
-    "workers": sample_checks.check_workers,
-    "mean loss": model_checks.check_mean,
-    "evaluation": model_checks.check_evaluation,
-    "training mode": model_checks.check_mode,
-    "optimizer": model_checks.check_optimizer,
-    "one batch": model_checks.check_one_batch,
+    "indices": checks.check_indices,
+    "loss": checks.check_loss,
+    "repeatable": checks.check_repeatable,
+    "workers": checks.check_workers,
+    "mean loss": checks.check_mean,
+    "evaluation": checks.check_evaluation,
+    "training mode": checks.check_mode,
+    "optimizer": checks.check_optimizer,
+    "one batch": checks.check_one_batch,
 }
 
 

@@ -10,8 +10,7 @@ from harness.render.console import TerminalConsole, print_json, show_table
 from harness.render.format import MISSING
 from harness.render.table import Table
 from harness.reproduce.divergence import Divergence
-from harness.reproduce.recorded import RecordedDiff
-from harness.reproduce.tracing import TraceDiff
+from harness.reproduce.tracing import RecordedDiff, TraceDiff
 from harness.reproduce.values import TensorDifference
 from harness.spec.cell import Cell, Trial, axis_names, axis_value
 

@@ -24,9 +24,9 @@ from harness.gate.bisect import (
     Judge,
     Mark,
     bisect,
+    describe_commit,
     find_suspects,
 )
-from harness.gate.commits import describe_commit
 from harness.gate.paired import Budget, PairedResult
 from harness.render import bisect as view
 from harness.spec.cluster import Profile

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
-from harness.preflight import sample_checks
+from harness.preflight import checks
 from harness.preflight.report import CheckFinding, WorkloadReport, passed
 from harness.preflight.worker import CHECKS, examine
 from harness.records.assignment import Assignment
@@ -393,7 +393,7 @@ def examine_class(workload_class: type[Sound], seed: int = 0) -> WorkloadReport:
 @pytest.fixture(autouse=True)
 def _no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are drawn again without a pause."""
-    monkeypatch.setattr(sample_checks, "CLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(checks, "CLOCK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
@@ -407,7 +407,7 @@ def test_a_planted_mistake_is_named(mistake: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_samples_of_the_second_of_the_clock_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_checks, "CLOCK_SECONDS", 1.1)
+    monkeypatch.setattr(checks, "CLOCK_SECONDS", 1.1)
     problems = {finding.check: finding for finding in examine_class(BatchesOfTheClock).problems}
     assert "other training samples at another time" in problems["repeatable"].measured
 
