@@ -31,7 +31,7 @@ from harness.core.paths import Results
 from harness.core.text import counted
 from harness.interface import watching
 from harness.interface.planning import load_planned
-from harness.interface.watching import readable_statuses, watch
+from harness.interface.watching import watch
 from harness.launch.sweep import Redo
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
 from harness.render import plan as plan_view
@@ -166,12 +166,12 @@ def _show_all(results: Results, tracking_uri: str | None, *, watch: bool) -> Non
     if not sweeps and not errors:  # no error, but most likely the wrong folder
         print(f"no sweeps in {results.runs}; set --results or HARNESS_RESULTS to look elsewhere")
         return
-    statuses, more_errors = readable_statuses(sweeps, results)
+    statuses = watching.sweep_statuses(sweeps, results, errors)
     if watch:
         statuses = _watch([status.sweep for status in statuses], results, tracking_uri)
     else:
         show_summary(statuses)
-    _exit_with_status(statuses, [*errors, *more_errors])
+    _exit_with_status(statuses, errors)
 
 
 def _watch(
@@ -200,7 +200,7 @@ def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput
     unreadable = [str(error) for error in errors]
     states: set[str] = set()
     for status in statuses:
-        unreadable += status.unreadable
+        unreadable += [trial.detail for trial in status.trials if trial.state == "unreadable"]
         states.update(trial.state for trial in status.trials)
     for line in unreadable:
         print(f"harness: {line}", file=sys.stderr)

@@ -116,17 +116,14 @@ def run(
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
-        # What this command has just run, it must not run once more for a further repeat.
-        settled: set[str] = set()
-        if is_further_repeat:
-            settled = {trial.id for trial in sweep.trials() if trial.repeat < sweep.repeats - 1}
         return runner.run(
             sweep,
             profile,
             sweep_folder,
             view,
             redo=redo,
-            settled=settled,
+            # What this command has just run, it must not run once more for a further repeat.
+            from_repeat=sweep.repeats - 1 if is_further_repeat else 0,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,

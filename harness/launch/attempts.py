@@ -6,7 +6,6 @@ An attempt that nobody runs and that has left no record was interrupted: nobody 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
 from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Failure, Record
-from harness.records.running import read_heartbeats
 
 COMPLETE = ("done", "invalid")  # the status of trials that have got to their end
 
@@ -31,28 +29,36 @@ def begin_attempt(newest: TrialFolder, *, fresh: bool) -> TrialFolder:
         folder.attempt_path.mkdir(parents=True)
     except FileExistsError:
         raise HarnessError(f"{folder.attempt_path}: another job has just begun it") from None
+    _remove_caches(newest)
     is_anew = fresh
     with suppress(BadInput):  # what can't be read can't be told from an interruption
         record = read_record_if_exists(newest.record_path)
-        is_anew = is_anew or (record is not None and record.status in COMPLETE)
+        is_anew = fresh or (record is not None and record.status in COMPLETE)
+    paths = []
     if is_anew:
-        trial_wide = [folder.resume_checkpoints, folder.best_checkpoints, folder.fingerprint_folder]
-        for path in [*trial_wide, folder.export_folder]:
-            shutil.rmtree(path, ignore_errors=True)
+        paths += [folder.resume_checkpoints, folder.best_checkpoints]
+        paths += [folder.fingerprint_folder, folder.export_folder]
     if fresh:
-        for attempt in range(1, folder.attempt):
-            shutil.rmtree(replace(folder, attempt=attempt).attempt_path, ignore_errors=True)
+        paths += [replace(folder, attempt=n).attempt_path for n in range(1, folder.attempt)]
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
     return folder
 
 
 def end_attempt(folder: TrialFolder, record: Record) -> None:
     """Remove what only a running attempt needs, and what a trial that has this record does not."""
-    results = [*folder.attempt_path.glob("rank*.json"), *folder.attempt_path.glob("rank*.npz")]
+    results = folder.attempt_path.glob("rank*.*")
     for path in [folder.progress_path, folder.failures_path, *results]:
         path.unlink(missing_ok=True)
-    for path in [folder.heartbeat_folder, *folder.attempt_path.glob("cache*")]:
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder.heartbeat_folder, ignore_errors=True)
+    _remove_caches(folder)
     remove_unneeded_checkpoints(folder, record)
+
+
+def _remove_caches(folder: TrialFolder) -> None:
+    """Remove the compiler's caches of ranks that began with none."""
+    for path in folder.attempt_path.glob("cache*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
@@ -65,28 +71,31 @@ def failures_before(folder: TrialFolder) -> list[Failure]:
     """Return why the attempts before this one did not count, the first one at the beginning."""
     failures = []
     for attempt in range(1, folder.attempt):
+        earlier = replace(folder, attempt=attempt)
+        failure = None
         with suppress(BadInput):  # of what can't be read, nothing is known
-            failure = _failure_of(replace(folder, attempt=attempt))
-            if failure is not None:
-                failures.append(failure)
+            if earlier.record_path.exists():
+                failure = failure_of(read_record(earlier.record_path))
+            elif earlier.assignment_path.exists():
+                failure = _interruption(earlier)
+        if failure is not None:
+            failures.append(failure)
     return failures
 
 
-def _failure_of(folder: TrialFolder) -> Failure | None:
-    """Return why an attempt does not count, None if it does; raises BadInput."""
-    if not folder.assignment_path.exists():
-        return None
-    if folder.record_path.exists():
-        return failure_of(read_record(folder.record_path))
-    began_at = folder.assignment_path.stat().st_mtime
+def _interruption(folder: TrialFolder) -> Failure:
+    """Return the failure of an attempt that has left no record."""
     # It ended with the last sign of life: a job may wait for long before it goes on.
-    ended_at = max([began_at, *(beat.at for beat in read_heartbeats(folder.heartbeat_folder))])
-    message = "what ran it ended without leaving a record"
+    paths = [
+        folder.assignment_path,
+        *folder.heartbeat_folder.glob("*"),
+        *folder.log_folder.glob("*"),
+    ]
     return Failure(
         kind="Interrupted",
-        message=message,
-        at=ended_at,
-        began_at=began_at,
+        message="what ran it ended without leaving a record",
+        at=max(path.stat().st_mtime for path in paths),
+        began_at=folder.assignment_path.stat().st_mtime,
         attempt=folder.attempt,
     )
 
@@ -100,13 +109,3 @@ def failure_of(record: Record) -> Failure | None:
     if failure is None:
         return None
     return replace(failure, began_at=record.started, attempt=record.attempt)
-
-
-def continued_since(failures: Sequence[Failure]) -> float | None:
-    """Return when the first of the attempts began that the one after these failures continues."""
-    since = None
-    for failure in failures:
-        since = since or failure.began_at
-        if failure.kind == "Invalid":  # it was only measured again
-            since = None
-    return since

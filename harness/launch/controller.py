@@ -28,9 +28,6 @@ CALL_SECONDS = 60.0  # that one call may take; clients themselves give up after 
 FIRST_PAUSE = 1.0  # seconds between the first two calls; every pause is twice as long as the last
 MAX_PAUSE = 30.0
 STEP_PATIENCE = 30.0  # seconds for which a silent controller is asked to end a step
-# Exit codes of shells and `timeout` for a client that did not answer.
-NO_ANSWER = 124
-NOT_INSTALLED = 127
 
 
 def is_silent(message: str) -> bool:
@@ -52,26 +49,22 @@ def call(
     """
     deadline = time.monotonic() + patience
     pause = FIRST_PAUSE
-    is_waiting = False
     while True:
         completed = run_client(command)
         answered = completed.returncode == 0 or not is_silent(completed.stderr + completed.stdout)
         if answered or time.monotonic() + pause > deadline or not is_wanted():
             return completed
-        if not is_waiting:
-            is_waiting = True
+        if pause == FIRST_PAUSE:
             on_wait(f"{command[0]}: {one_line(completed.stderr)}; asking again for {patience:g} s")
         time.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE)
 
 
-def run_client(
-    command: Sequence[str], timeout: float = CALL_SECONDS
-) -> subprocess.CompletedProcess[str]:
+def run_client(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a client of Slurm once, without the variables that would change its options.
 
-    One that is not installed has exit code NOT_INSTALLED, one that takes longer than `timeout`
-    seconds NO_ANSWER; `stderr` says so.
+    One that is not installed, or takes longer than CALL_SECONDS, has the exit code that a shell or
+    `timeout` would give; `stderr` says so.
     """
     try:
         return subprocess.run(
@@ -81,14 +74,14 @@ def run_client(
             encoding="utf-8",
             errors="replace",
             check=False,
-            timeout=timeout,
+            timeout=CALL_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        message = f"socket timed out: no answer within {timeout:g} s"
-        return subprocess.CompletedProcess(command, NO_ANSWER, "", message)
+        message = f"socket timed out: no answer within {CALL_SECONDS:g} s"
+        return subprocess.CompletedProcess(command, 124, "", message)
     except OSError as error:
         message = f"{command[0]}: {error.strerror}"
-        return subprocess.CompletedProcess(command, NOT_INSTALLED, "", message)
+        return subprocess.CompletedProcess(command, 127, "", message)
 
 
 def end_step(process: Process, name: str) -> None:

@@ -27,38 +27,28 @@ REASONS = {
 SAME_REQUEST = 1.0
 
 
-class _Request:
-    """Remembers that somebody has asked to stop."""
+class StopRequest:
+    """Whether running trials are to save their state and stop, and why."""
 
-    def __init__(self, announce: Callable[[str], None]) -> None:
-        self.reason: str | None = None
-        self.at = 0.0  # on the monotonic clock
-        self.announce = announce
-        self.is_announced = False
+    def __init__(self, announce: Callable[[str], None] = lambda text: None) -> None:
+        """`announce` is called with what the user should know, once somebody asks for the reason."""
+        self._announce = announce
+        self._reason: str | None = None
+        self.announcement = ""
 
-    def on_signal(self, number: int, frame: object) -> None:
-        """Note the first request; raise KeyboardInterrupt for the second."""
-        now = time.monotonic()
-        if number == signal.SIGHUP:
-            _leave_closed_terminal()
-        if self.reason is None:
-            self.reason = REASONS[signal.Signals(number)]
-            self.at = now
-        elif now > self.at + SAME_REQUEST:
-            raise KeyboardInterrupt
+    def note(self, reason: str) -> None:
+        """Have the trials stop; the reason that was noted before any other counts."""
+        self._reason = self._reason or reason
 
-    def stop_reason(self) -> str | None:
-        """Return why to stop; the first time, tell the user what happens now.
+    def reason(self) -> str | None:
+        """Return why to stop, None as long as there is no reason.
 
-        A signal handler must not print: it may have interrupted somebody who does.
+        A signal handler must not print, as it may have interrupted somebody who does: this prints instead.
         """
-        if self.reason is not None and not self.is_announced:
-            self.is_announced = True
-            self.announce(
-                f"{self.reason}: running trials save their state and stop;"
-                " press Ctrl-C again to end them at once"
-            )
-        return self.reason
+        if self.announcement:
+            announcement, self.announcement = self.announcement, ""
+            self._announce(announcement)
+        return self._reason
 
 
 def interrupt(number: int, frame: object) -> None:
@@ -93,23 +83,39 @@ def _leave_closed_terminal() -> None:
 
 
 @contextmanager
-def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[Callable[[], str | None]]:
-    """Give a function that returns why to stop, None as long as nobody has asked for it.
-
-    `announce` is called with what the user should know about it.
+def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[StopRequest]:
+    """Give a request to stop that signals make.
 
     A first Ctrl-C in the block raises nothing; KeyboardInterrupt is raised at the end of the block
     instead. A second one raises it at once. A signal that is ignored stays so, and outside of the
     main thread, where Python handles no signals, nothing changes.
     """
-    request = _Request(announce)
+    stop = StopRequest(announce)
+    interrupted_at: float | None = None  # on the monotonic clock
+
+    def on_signal(number: int, frame: object) -> None:
+        """Note the first request; raise KeyboardInterrupt for the second."""
+        nonlocal interrupted_at
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
+        if interrupted_at is None:
+            interrupted_at = time.monotonic()
+            reason = REASONS[signal.Signals(number)]
+            stop.note(reason)
+            stop.announcement = (
+                f"{reason}: running trials save their state and stop;"
+                " press Ctrl-C again to end them at once"
+            )
+        elif time.monotonic() > interrupted_at + SAME_REQUEST:
+            raise KeyboardInterrupt
+
     previous_handlers = {}
     if threading.current_thread() is threading.main_thread():
-        previous_handlers = handle_signals(request.on_signal)
+        previous_handlers = handle_signals(on_signal)
     try:
-        yield request.stop_reason
+        yield stop
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-    if request.reason is not None:
+    if interrupted_at is not None:
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ need another number of lanes wait until those have ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,87 +28,54 @@ class Group:
     trials: Sequence[Trial]
 
 
-# Returns the groups of some trials, which run one after the other.
-Arrange = Callable[[Sequence[Trial]], Sequence[Group]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class MachineRoom:
     """This machine, whose lanes are bound to cores and GPUs."""
 
     ranks: int  # that it holds
     gpus: int  # that a process sees
-    cores: Sequence[Sequence[int]]  # the threads of each physical core
+    cores: Sequence[int]  # threads of a physical core are neighbors
 
-    @staticmethod
-    def of(profile: Profile) -> MachineRoom:
-        """Return this machine as a profile has it used."""
-        return MachineRoom(
-            ranks=available_slots(profile)[0],
-            gpus=profile.gpus,
-            cores=physical_cores(usable_cores()),
-        )
-
-    def capacity(self, axes: Axes) -> int:
-        """Return how many trials it has GPUs for, or cores for their threads and loader workers."""
+    def lane_count(self, axes: Axes, parallel: Parallel) -> int:
+        """Return how many trials run at a time: `parallel`, or as many as have GPUs or cores of their own."""
         devices, needed = self.gpus, axes.world_size
         if not self.gpus:
-            devices = sum(map(len, self.cores))
+            devices = len(self.cores)
             needed *= axes.num_threads + axes.num_workers
-        return min(self.ranks // axes.world_size, devices // needed)
+        capacity = min(self.ranks // axes.world_size, devices // needed)
+        if parallel != "auto":
+            capacity = min(parallel, capacity)
+        return max(1, capacity)
 
     def lanes(self, count: int) -> list[Lane]:
-        """Return lanes with equal shares of cores and GPUs.
-
-        Cores are whole physical ones where that takes none away. It would where they don't divide,
-        or have different numbers of threads.
-        """
+        """Return lanes with equal shares of cores and GPUs."""
         if count == 1:
             return [Lane()]
-        threads = [core for group in self.cores for core in group]
-        size = len(self.cores) // count
-        shares: list[Sequence[int]] = []
-        for start in range(0, size * count, size or 1):
-            shares.append([core for group in self.cores[start : start + size] for core in group])
-        if {len(share) for share in shares} != {len(threads) // count}:
-            shares = [_share(threads, number, count) for number in range(count)]
         lanes = []
-        for number, share in enumerate(shares):
-            lane_cores = tuple(sorted(share))
-            lane_gpus = tuple(_share(range(self.gpus), number, count))
-            lanes.append(Lane(number=number, count=count, cores=lane_cores, gpus=lane_gpus))
+        for number in range(count):
+            cores = tuple(sorted(_share(self.cores, number, count)))
+            gpus = tuple(_share(range(self.gpus), number, count))
+            lanes.append(Lane(number=number, count=count, cores=cores, gpus=gpus))
         return lanes
 
 
-def one_by_one(trials: Sequence[Trial]) -> list[Group]:
-    """Return trials as they are, each with the machine for itself."""
-    return [Group(lanes=[Lane()], trials=trials)]
-
-
-def side_by_side(room: MachineRoom, parallel: Parallel) -> Arrange:
-    """Return how trials are arranged where as many as `parallel` says may run at a time."""
-    if parallel == 1:
-        return one_by_one
-
-    def arrange(pending: Sequence[Trial]) -> list[Group]:
-        """Return pending trials in groups by the number of their lanes, the fewest lanes first."""
-        by_count: dict[int, list[Trial]] = {}
-        for trial in pending:
-            count = lane_count(parallel, room.capacity(trial.cell.axes))
-            by_count.setdefault(count, []).append(trial)
-        groups = []
-        for count, trials in sorted(by_count.items()):
-            groups.append(Group(lanes=room.lanes(count), trials=trials))
-        return groups
-
-    return arrange
-
-
-def lane_count(parallel: Parallel, capacity: int) -> int:
-    """Return how many trials run at a time where there is room for `capacity`, at least one."""
-    if parallel == "auto":
-        return max(1, capacity)
-    return max(1, min(parallel, capacity))
+def arrange(trials: Sequence[Trial], profile: Profile) -> list[Group]:
+    """Return trials in groups by the number of their lanes, the fewest lanes first."""
+    if profile.parallel == 1:  # also under Slurm, where this is not the machine of the ranks
+        return [Group(lanes=[Lane()], trials=trials)]
+    room = MachineRoom(
+        ranks=available_slots(profile)[0],
+        gpus=profile.gpus,
+        cores=neighboring_cores(usable_cores()),
+    )
+    by_count: dict[int, list[Trial]] = {}
+    for trial in trials:
+        count = room.lane_count(trial.cell.axes, profile.parallel)
+        by_count.setdefault(count, []).append(trial)
+    groups = []
+    for count, trials_of_group in sorted(by_count.items()):
+        groups.append(Group(lanes=room.lanes(count), trials=trials_of_group))
+    return groups
 
 
 def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
@@ -117,17 +84,15 @@ def _share(items: Sequence[int], number: int, count: int) -> Sequence[int]:
     return items[number * size : (number + 1) * size]
 
 
-def physical_cores(cores: Iterable[int], system: Path = SYSTEM) -> list[list[int]]:
-    """Return the usable threads of each physical core; each is one where Linux does not say.
+def neighboring_cores(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
+    """Return cores in an order in which the threads of a physical core are neighbors.
 
     Linux often numbers the second threads of all cores after the first ones. Lanes that share a
-    physical core would take its caches and units from each other.
+    physical core would take its caches and units from each other. Where Linux does not say, the order is
+    that of their numbers.
     """
-    threads: dict[tuple[int, int], list[int]] = {}
-    for core in sorted(cores):
-        try:
-            position = core_position(core, system)
-        except OSError:
-            position = 0, core
-        threads.setdefault(position, []).append(core)
-    return [threads[position] for position in sorted(threads)]
+    cores = sorted(cores)
+    try:
+        return sorted(cores, key=lambda core: core_position(core, system))
+    except OSError:
+        return cores

@@ -16,8 +16,9 @@ from harness.core.progress import report_progress
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.hold import hold_machine
+from harness.launch.ranks import run_ranks
 from harness.launch.torchrun import Torchrun
-from harness.launch.unmeasured import run_task
+from harness.launch.unmeasured import finish
 from harness.records.running import ProbeProgress, read_progress_file
 from harness.spec.cluster import Profile, available_slots
 
@@ -46,15 +47,16 @@ def measure_peaks(results: Results, profile: Profile, ranks: int | None) -> tupl
                 report_progress(progress["now"])
 
         try:
-            run_task(
-                "peaks",
-                folder,
+            life = run_ranks(
                 launcher,
+                folder,
+                count,
                 launcher.variables(len(usable_cores()), {}),
-                world_size=count,
-                timeout=TIMEOUT,
+                TIMEOUT,
+                arguments=["--task", "peaks"],
                 on_poll=pass_progress_on,
             )
+            finish(life, folder)
         except KeyboardInterrupt:
             shutil.rmtree(folder.path)
             raise

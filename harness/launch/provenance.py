@@ -7,13 +7,14 @@ packages, and how the user's repository differs from its commit. Records have th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from harness.core.packages import installed_packages, pins
 from harness.core.paths import SweepFolder, write_atomically
+from harness.launch.stack import ReadyStack
 from harness.records.code import (
     Code,
     Repository,
@@ -36,37 +37,35 @@ class Provenance:
     packages: Mapping[str, Sequence[str]]  # distributions that a workload imports, by its `uses`
 
 
-def describe_launch(sweep: Sweep, folder: SweepFolder) -> Provenance:
+def describe_launch(
+    sweep: Sweep, folder: SweepFolder, stacks: Iterable[ReadyStack] = ()
+) -> Provenance:
     """Describe what the trials of a sweep are launched from, and write what records refer to."""
     pinned = pins(installed_packages())
     installed = hashlib.sha256(pinned.encode()).hexdigest()
-    write_once(folder.packages_path(installed), pinned)
+    contents: dict[Path, str | bytes] = {folder.packages_path(installed): pinned}
+    for stack in stacks:
+        contents[folder.packages_path(stack.installed)] = stack.pins
     # The repository of the sweep file, else of a workload of the user's, and its differences.
     used = sorted({cell.workload.uses for cell in sweep.cells})
     files = [sweep.source.absolute()]
     for uses in used:
         if uses not in BUILT_IN:  # whose repository is the harness's: `code` describes it
             files += find_source(uses, sweep.base_folder).files.values()
-    repository, diff = None, ""
+    repository = None
     for parent in dict.fromkeys(path.parent for path in files):
         repository, diff = describe_repository(parent, files)
+        if repository is not None and repository.diff is not None:
+            contents[folder.diff_path(repository.diff)] = encode_diff(diff)
         if repository is not None:
             break
-    if repository is not None and repository.diff is not None:
-        write_once(folder.diff_path(repository.diff), encode_diff(diff))
-    packages: dict[str, Sequence[str]] = {}
-    for uses in used:
-        packages[uses] = imported_distributions(uses, sweep.base_folder)
+    for path, content in contents.items():
+        if not path.exists():  # a file is named after its content
+            write_atomically(path, content)
     return Provenance(
         code=describe_code(),
         mlflow=metadata.version("mlflow"),
         repository=repository,
         installed=installed,
-        packages=packages,
+        packages={uses: imported_distributions(uses, sweep.base_folder) for uses in used},
     )
-
-
-def write_once(path: Path, content: str | bytes) -> None:
-    """Write a file that is named after its content, unless it is there."""
-    if not path.exists():
-        write_atomically(path, content)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from harness.core.paths import TrialFolder
@@ -24,8 +24,8 @@ RETRIES = {
     "Unresponsive": 1,
     "Hang": 1,
 }
-# Failures that may be the trial's own, after which one that saves at intervals resumes.
-RESUMES = {"Killed": 2, "OutOfMemory": 2, "Hang": 2}
+# Of one that saves at intervals, which resumes after failures too that may be its own.
+RETRIES_OF_SAVED = {**RETRIES, "Killed": 2, "OutOfMemory": 2, "Hang": 2}
 
 
 def runs_again(record: Record, folder: TrialFolder, since: float, reruns: int) -> bool:
@@ -34,33 +34,21 @@ def runs_again(record: Record, folder: TrialFolder, since: float, reruns: int) -
     An invalid one does `reruns` times. One that failed does as often as its kind of failure allows,
     counted since it was last saved at an interval: each time if it has saved since its last start.
     """
-    failures = failures_of(record)
-    if record.status == "invalid":
-        return _count(failures, "Invalid", since) <= reruns
-    saves = saves_at_intervals(record)
-    saved_at = last_saved_at(folder) if saves else 0.0
-    return record.status == "failed" and is_retried(failures, since, saves=saves, saved_at=saved_at)
-
-
-def is_retried(failures: Sequence[Failure], since: float, *, saves: bool, saved_at: float) -> bool:
-    """Return whether a trial runs again that failed like this, the last failure at the end.
-
-    `saves` says whether it saves at intervals, and `saved_at` when it did last, since the epoch.
-    """
-    kind = failures[-1].kind if failures else ""
-    allowed = RETRIES.get(kind, 0)
-    if saves:
-        allowed = max(allowed, RESUMES.get(kind, 0))
-    return allowed > 0 and _count(failures, kind, max(since, saved_at)) <= allowed
-
-
-def failures_of(record: Record) -> list[Failure]:
-    """Return why the attempts of a trial did not count, the last one at the end."""
-    failures = list(record.previous_failures)
     last = failure_of(record)
-    if last is not None:
-        failures.append(last)
-    return failures
+    if last is None or record.status == "interrupted":
+        return False
+    failures = [*record.previous_failures, last]
+    if record.status == "invalid":
+        return _count(failures, since) <= reruns
+    if saves_at_intervals(record):
+        return is_retried(failures, max(since, last_saved_at(folder)), RETRIES_OF_SAVED)
+    return is_retried(failures, since, RETRIES)
+
+
+def is_retried(failures: Sequence[Failure], since: float, retries: Mapping[str, int]) -> bool:
+    """Return whether a trial runs again that failed like this since a time, the last failure at the end."""
+    kind = failures[-1].kind
+    return kind in retries and _count(failures, since) <= retries[kind]
 
 
 def last_saved_at(folder: TrialFolder) -> float:
@@ -72,9 +60,9 @@ def last_saved_at(folder: TrialFolder) -> float:
     return max(saved_at)
 
 
-def _count(failures: Sequence[Failure], kind: str, since: float) -> int:
-    """Return how many attempts failed like this that began at a time or after it."""
+def _count(failures: Sequence[Failure], since: float) -> int:
+    """Return how many attempts failed like the last one that began at a time or after it."""
     count = 0
     for failure in failures:
-        count += failure.kind == kind and (failure.began_at or 0.0) >= since
+        count += failure.kind == failures[-1].kind and (failure.began_at or 0.0) >= since
     return count

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from time import time
 from typing import Any
 
-from harness.core.control_groups import oom_kills
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.hardware.machine import Machine
-from harness.launch.attempts import begin_attempt, continued_since, end_attempt, failures_before
-from harness.launch.lanes import Arrange, Group, one_by_one
-from harness.launch.launcher import Launcher, describe_end
-from harness.launch.provenance import Provenance, describe_launch, write_once
+from harness.hardware import machine
+from harness.launch.attempts import begin_attempt, end_attempt, failures_before
+from harness.launch.interrupt import StopRequest
+from harness.launch.lanes import Group, arrange
+from harness.launch.launcher import Launcher
+from harness.launch.provenance import Provenance, describe_launch
+from harness.launch.ranks import run_ranks
 from harness.launch.retries import runs_again
 from harness.launch.stack import ReadyStack
-from harness.launch.watch import POLL, file_size, launcher_output, watch
+from harness.launch.watch import POLL
 from harness.records.assignment import Assignment, Lane, write_assignment
 from harness.records.files import write_record
-from harness.records.record import Failure, Record, RunSettings
+from harness.records.record import Record
 from harness.records.running import read_progress_file
 from harness.records.settings import run_settings
 from harness.spec.cell import Trial
@@ -59,22 +54,6 @@ class TrialListener:
         """The user should know why nothing seems to happen; `text` is a sentence."""
 
 
-class StopRequest:
-    """Why running trials are to save their state and stop: what `source` says, or was noted here."""
-
-    def __init__(self, source: Callable[[], str | None]) -> None:
-        self._source = source
-        self._noted: str | None = None
-
-    def note(self, reason: str) -> None:
-        """Have the trials stop; the reason that was noted before any other counts."""
-        self._noted = self._noted or reason
-
-    def reason(self) -> str | None:
-        """Return why to stop, None as long as there is no reason."""
-        return self._source() or self._noted
-
-
 # The life of a trial, from the start of its ranks to its record, which it returns. It yields
 # between two looks at its ranks, so that the lives of several trials can take turns.
 Life = Generator[None, None, Record]
@@ -93,14 +72,12 @@ class Runner:
     folder: SweepFolder
     launcher: Launcher
     listener: TrialListener
-    peaks: Mapping[str, Machine]  # by the machine's key
-    arrange: Arrange = one_by_one  # says which trials run side by side
+    stop: StopRequest  # why running trials are to save their state, and why no other one begins
     # Attempts that began before do not count when a trial is to run again, seconds since the epoch.
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time)
     poll_seconds: float = POLL
     resumes: int = 10  # how often an interrupted trial resumes at once
     stacks: Mapping[str, ReadyStack] = field(default_factory=dict)  # by name
-    stop: StopRequest  # why running trials are to save their state, and why no other one begins
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -108,14 +85,7 @@ class Runner:
 
         It is found out once and handed to the ranks, which then need no git.
         """
-        for stack in self.stacks.values():
-            write_once(self.folder.packages_path(stack.installed), stack.pins)
-        return describe_launch(self.sweep, self.folder)
-
-    @cached_property
-    def settings(self) -> RunSettings:
-        """Return the settings that the records of all trials have."""
-        return run_settings(self.sweep, self.profile)
+        return describe_launch(self.sweep, self.folder, self.stacks.values())
 
     def run(self, pending: Sequence[Trial], *, fresh: bool = False) -> Iterator[Record]:
         """Give each trial's record once it is on disk and the listener has been called.
@@ -126,7 +96,7 @@ class Runner:
         that still run, and those leave no record. Raises HarnessError where a trial can't be run or
         recorded, once the trials in other lanes have saved their state.
         """
-        for group in self.arrange(pending):
+        for group in arrange(pending, self.profile):
             yield from self._run_group(group, fresh=fresh)
 
     def _run_group(self, group: Group, *, fresh: bool) -> Iterator[Record]:
@@ -134,46 +104,57 @@ class Runner:
         begun: set[str] = set()  # ids
         queue = list(group.trials)
         free_lanes = list(group.lanes)
-        running: list[tuple[Trial, Lane, Life]] = []
-        errors: list[HarnessError] = []
+        running: dict[Life, tuple[Trial, Lane]] = {}
+        error: HarnessError | None = None
         try:
-            while True:
+            while running or (queue and not self.stop.reason()):
                 while queue and free_lanes and not self.stop.reason():
-                    trial = queue.pop(0)
-                    lane = free_lanes.pop(0)
+                    trial, lane = queue.pop(0), free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in begun
                     begun.add(trial.id)
-                    life = self._run_with_resumes(trial, lane, fresh=is_fresh)
-                    running.append((trial, lane, life))
-                if not running:
-                    break
-                for trial, lane, life in list(running):
-                    record = _advance(life)
-                    if record is None:
+                    running[self._run_with_resumes(trial, lane, fresh=is_fresh)] = trial, lane
+                for life, (trial, lane) in list(running.items()):
+                    try:
+                        next(life)
                         continue
-                    running.remove((trial, lane, life))
-                    if isinstance(record, HarnessError):
-                        errors.append(record)
-                        self.stop.note(f"{trial.id}: {record}")
+                    except HarnessError as problem:
+                        error = error or problem
+                        self.stop.note(f"{trial.id}: {problem}")
+                        del running[life]
                         continue
+                    except StopIteration as end:
+                        record: Record = end.value
+                    del running[life]
                     free_lanes.append(lane)
                     self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
                     yield record
                     if self.runs_again(record):
-                        if record.status == "failed":
-                            self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
-                        queue.insert(_end_of_block(queue, trial), trial)
+                        self._queue_again(record, queue)
         finally:
-            for _, _, life in running:
+            for life in running:
                 life.close()
-        if errors:
-            raise errors[0]
+        if error is not None:
+            raise error
 
     def runs_again(self, record: Record) -> bool:
         """Return whether a trial runs again that has left this record."""
         trial_folder = self.folder.trial_folder(record.trial.id)
         return runs_again(record, trial_folder, self.since, self.profile.validity.reruns)
+
+    def _queue_again(self, record: Record, queue: list[Trial]) -> None:
+        """Put a trial into the queue, after the last one of its block.
+
+        A block has a trial of every cell, all with the same seed and repeat.
+        """
+        trial = record.trial
+        if record.status == "failed":
+            self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
+        end = 0
+        for position, other in enumerate(queue, start=1):
+            if (other.seed, other.repeat) == (trial.seed, trial.repeat):
+                end = position
+        queue.insert(end, trial)
 
     def _run_with_resumes(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
@@ -188,153 +169,71 @@ class Runner:
         return record
 
     def _run(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
-        """Start the ranks, wait until they have ended, and write the record.
+        """Make an attempt at a trial: start its ranks, wait until they have ended, and write the record.
 
         The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
         if another job has begun the same trial.
         """
         folder = begin_attempt(self.folder.trial_folder(trial.id), fresh=fresh)
-        assignment = self._assignment(trial, attempt=folder.attempt, lane=lane)
+        assignment = self._assignment(trial, folder.attempt, lane)
         write_assignment(folder.assignment_path, assignment)
-        cell = trial.cell
-        launcher = self.launcher
+        cell, launcher = trial.cell, self.launcher
         if cell.axes.stack is not None:
             launcher = launcher.in_stack(self.stacks[cell.axes.stack])
-        command = launcher.command(
-            "harness.training.worker", folder, cell.axes.world_size, ["--write-logs"]
-        )
-        variables = launcher.variables(cell.axes.num_threads, cell.environment)
-        log_start = file_size(folder.launch_log)
-        preload = heavy_modules(cell.workload.uses)
-        process = launcher.start(command, variables, folder.launch_log, preload=preload)
-        started = time.time()  # only now: the time that a forkserver takes to load is no trial's
-        kills_before = oom_kills()
-        try:
-            ended_by = yield from watch(
-                process,
-                launcher,
-                folder,
-                cell.axes.world_size,
-                self.sweep.timeout,
-                log_start=log_start,
-                stop_reason=self.stop.reason,
-                poll_seconds=self.poll_seconds / lane.count,
-                on_poll=lambda: self.listener.on_trial_progress(
-                    trial, read_progress_file(folder.progress_path)
-                ),
-            )
-            launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
-            # Before the end, as the launcher prints how the ranks end that are ended now.
-            output = launcher_output(folder, log_start)
-        finally:
-            launcher.end(process, folder)
-        record = self._assemble(
+        ended = yield from run_ranks(
+            launcher,
             folder,
-            assignment,
-            started=started,
-            ended_by=ended_by,
-            observed_failures=launcher.observed_failures(folder, output),
-            launcher_end=launcher_end,
+            cell.axes.world_size,
+            launcher.variables(cell.axes.num_threads, cell.environment),
+            self.sweep.timeout,
+            preload=heavy_modules(cell.workload.uses),
+            stop_reason=self.stop.reason,
+            poll_seconds=self.poll_seconds / lane.count,
+            on_poll=lambda: self.listener.on_trial_progress(
+                trial, read_progress_file(folder.progress_path)
+            ),
         )
-        record = self._with_stop_reason(record)
+        # Imported only now, because a process that only looks at trials needs no NumPy.
+        from harness.launch.assemble import assemble
+
+        record = assemble(
+            self.sweep.name,
+            assignment,
+            ended,
+            self.profile.validity,
+            previous_failures=failures_before(folder),
+            peaks=machine.read_all(self.folder.results.peaks),
+            settings=run_settings(self.sweep, self.profile),
+        )
+        reason = self.stop.reason()
+        if record.status == "interrupted" and record.failure is not None and reason:
+            # Ranks know only that a signal came, not why it was sent.
+            failure = replace(record.failure, message=f"{reason}: {record.failure.message}")
+            record = replace(record, failure=failure)
         if self.folder.trial_folder(trial.id) != folder:
             raise HarnessError(f"{folder.path}: another job has taken it over")
         write_record(folder.record_path, record)
         end_attempt(folder, record)
         return record
 
-    def _with_stop_reason(self, record: Record) -> Record:
-        """Return the record with the reason of its interruption, if this runner had one.
-
-        Ranks know only that a signal came, not why it was sent.
-        """
-        reason = self.stop.reason()
-        if record.status != "interrupted" or record.failure is None or not reason:
-            return record
-        failure = replace(record.failure, message=f"{reason}: {record.failure.message}")
-        return replace(record, failure=failure)
-
-    def _assemble(
-        self,
-        folder: TrialFolder,
-        assignment: Assignment,
-        *,
-        started: float,
-        ended_by: Failure | None,
-        observed_failures: Sequence[Failure],
-        launcher_end: str,
-    ) -> Record:
-        """Return the record of an attempt that has just ended."""
-        # Imported only now, because a process that only looks at trials needs no NumPy.
-        from harness.launch.assemble import assemble
-
-        previous_failures = failures_before(folder)
-        return assemble(
-            folder,
-            self.sweep.name,
-            assignment,
-            started=started,
-            ended=time.time(),
-            previous_failures=previous_failures,
-            ended_by=ended_by,
-            rules=self.profile.validity,
-            observed_failures=observed_failures,
-            launcher_end=launcher_end,
-            peaks=self.peaks,
-            settings=self.settings,
-            first_started=continued_since(previous_failures),
-        )
-
     def _assignment(self, trial: Trial, attempt: int, lane: Lane) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
-        installed, interpreter = self.provenance.installed, None
+        sweep, launched, workload = self.sweep, self.provenance, trial.cell.workload
         stack = self.stacks.get(trial.cell.axes.stack or "")
-        if stack is not None:
-            installed, interpreter = stack.installed, stack.executable
         return Assignment(
             trial=trial,
-            base_folder=str(self.sweep.base_folder),
-            checkpoint="best" if self.sweep.checkpoint.best else "none",
-            saves=self.sweep.checkpoint.of(
-                self.profile.launcher, is_script=trial.cell.workload.is_script
-            ),
-            profile=self.sweep.profile,
-            fingerprints=self.sweep.fingerprints,
+            base_folder=str(sweep.base_folder),
+            checkpoint="best" if sweep.checkpoint.best else "none",
+            saves=sweep.checkpoint.of(self.profile.launcher, is_script=workload.is_script),
+            profile=sweep.profile,
+            fingerprints=sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
             lane=lane,
-            code=self.provenance.code,
-            mlflow=self.provenance.mlflow,
-            repository=self.provenance.repository,
-            installed=installed,
-            interpreter=interpreter,
-            packages=self.provenance.packages.get(trial.cell.workload.uses, ()),
+            code=launched.code,
+            mlflow=launched.mlflow,
+            repository=launched.repository,
+            installed=launched.installed if stack is None else stack.installed,
+            interpreter=None if stack is None else stack.executable,
+            packages=launched.packages.get(workload.uses, ()),
         )
-
-
-def _advance(life: Life) -> Record | HarnessError | None:
-    """Take another look at a trial; return its record if it has one now, None if it still runs.
-
-    Where it can't have one, the error is returned.
-    """
-    try:
-        next(life)
-    except StopIteration as end:
-        record: Record = end.value
-        return record
-    except HarnessError as error:
-        return error
-    return None
-
-
-def _end_of_block(queue: Sequence[Trial], trial: Trial) -> int:
-    """Return the place in the queue after the last trial of the same block as `trial`.
-
-    A block has a trial of every cell, all with the same seed and repeat. The place is 0 where none
-    of it is left.
-    """
-    end = 0
-    for position, other in enumerate(queue):
-        if (other.seed, other.repeat) == (trial.seed, trial.repeat):
-            end = position + 1
-    return end

@@ -9,7 +9,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from typing import Self
 from harness.core.errors import one_line
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
+from harness.core.ports import free_port
 from harness.core.processes import Process, parent_variables, start_session
 from harness.core.slurm_environment import client_variables
 from harness.launch import controller
@@ -43,8 +44,6 @@ EXITED = "Exited with "
 BY_SLURM = "Slurm ended the step: "
 SIGNALS = {signal.strsignal(number): number for number in signal.Signals}  # by what srun prints
 SIGNAL_CODES = 128  # and the number of a signal: the exit code of what has waited for its end
-# How a task ends that got SIGUSR2 before its rank had blocked it.
-BY_SIGNAL = "User defined signal 2"
 # Runs a container whose own command ignores SIGUSR2, which Slurm sends to all processes of a step:
 # bwrap or unshare would end, and the rank with it. A rank gets a signal that it blocks all the same.
 IGNORING_SIGNAL = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
@@ -60,11 +59,7 @@ class Srun:
     python: str  # the interpreter, on the nodes
     prefix: Sequence[str]  # a command that runs the interpreter, such as a container's
     address: str  # of rank 0's node, as the other nodes resolve it
-    free_port: Callable[[], int]  # returns a free port of that node; called once for each trial
     stack: ReadyStack | None = None  # None: ranks run under the interpreter of the profile
-    # Whether Slurm ends the other ranks as soon as one has failed, before they can report anything.
-    # Without it, whoever has started the step must end it.
-    kill_on_bad_exit: bool = False
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack, without the profile's container."""
@@ -97,7 +92,8 @@ class Srun:
             "--distribution=block:block",
             "--mpi=none",
             "--export=ALL",
-            f"--kill-on-bad-exit={int(self.kill_on_bad_exit)}",
+            # Otherwise Slurm may end the other ranks, before they can report anything, as one has failed.
+            "--kill-on-bad-exit=0",
             "--unbuffered",
             "--input=none",
             f"--job-name={folder.path.name}",
@@ -126,7 +122,7 @@ class Srun:
         variables.update(import_variables())
         variables.update(self.environment)
         variables["MASTER_ADDR"] = self.address
-        variables["MASTER_PORT"] = str(self.free_port())
+        variables["MASTER_PORT"] = str(free_port())
         variables["OMP_NUM_THREADS"] = str(threads)
         variables["PYTHONUNBUFFERED"] = "1"
         if self.stack is not None:
@@ -165,10 +161,9 @@ def parse_failures(output: str, at: float) -> list[Failure]:
     That is the first cause alone, or a failure of each rank that exited. `at` is the time of the
     failures, in seconds since the epoch.
     """
-    for find_cause in FIRST_CAUSES:
-        failure = find_cause(output)
-        if failure is not None:
-            return [replace(failure, at=at)]
+    cause = _first_cause(output)
+    if cause is not None:
+        return [replace(cause, at=at)]
     failures = []
     for task in TASK_ENDED.finditer(output):
         if task["how"].startswith(EXITED):
@@ -184,61 +179,34 @@ def cancelled_by_user(message: str) -> bool:
     return message.endswith(f"{BY_SLURM}cancelled")
 
 
-def _node_failure(output: str) -> Failure | None:
-    """Return the failure of a node that died or was set down."""
-    failure = NODE_FAILURE.search(output)
-    if failure is None:
-        return None
-    return Failure(kind="NodeFailure", message=_line_of(failure), host=failure["host"])
+def _first_cause(output: str) -> Failure | None:
+    """Return what ended a step, the more certain cause first; None if ranks exited, or nothing ended it.
 
-
-def _out_of_memory(output: str) -> Failure | None:
-    """Return the failure of a step that used too much memory.
-
-    It names a rank only if srun says that this rank's task ended for that: the tasks that were
-    ended together with it may be printed first.
+    A step is also cancelled because one of its tasks has failed: Slurm then gives no reason, and the task is
+    printed first. So is the task that was killed first; others may have been ended for it.
     """
+    task = TASK_ENDED.search(output)
+    how = one_line(task["how"]) if task is not None else ""
+    failed_node = NODE_FAILURE.search(output)
+    if failed_node is not None:
+        message = _line_of(failed_node)
+        return Failure(kind="NodeFailure", message=message, host=failed_node["host"])
     out_of_memory = OUT_OF_MEMORY.search(output)
-    if out_of_memory is None:
-        return None
-    message = _line_of(out_of_memory)
-    task = TASK_ENDED.search(output)
-    if task is not None and "Memory" in task["how"]:
-        return _task_failure(task, "OutOfMemory", message)
-    return Failure(kind="OutOfMemory", message=message)
-
-
-def _step_ended(output: str) -> Failure | None:
-    """Return the interruption of a step that Slurm or a user ended.
-
-    A step is also cancelled because one of its tasks has failed. Slurm then gives no reason, and
-    the task is printed first.
-    """
+    if out_of_memory is not None:
+        message = _line_of(out_of_memory)
+        if (
+            task is not None and "Memory" in how
+        ):  # otherwise a task may have been ended for another one
+            return _task_failure(task, "OutOfMemory", message)
+        return Failure(kind="OutOfMemory", message=message)
     step = STEP_ENDED.search(output)
-    if step is None:
+    if step is not None and (step["why"] or task is None or step.start() < task.start()):
+        reason = (step["why"] or "cancelled").strip()
+        return Failure(kind="Interrupted", message=f"{BY_SLURM}{reason}")
+    if task is None:
+        return _step_not_started(output)
+    if how.startswith(EXITED):
         return None
-    task = TASK_ENDED.search(output)
-    task_was_first = task is not None and task.start() < step.start()
-    if task_was_first and not step["why"]:
-        return None
-    reason = (step["why"] or "cancelled").strip()
-    return Failure(kind="Interrupted", message=f"{BY_SLURM}{reason}")
-
-
-def _task_signaled(output: str) -> Failure | None:
-    """Return the interruption of a task that got SIGUSR2 before its rank had blocked it."""
-    task = TASK_ENDED.search(output)
-    if task is None or BY_SIGNAL not in task["how"]:
-        return None
-    return _task_failure(task, "Interrupted", "stopped before the first step")
-
-
-def _task_killed(output: str) -> Failure | None:
-    """Return the failure of the task that was killed first: the others may have been ended for it."""
-    task = TASK_ENDED.search(output)
-    if task is None or task["how"].startswith(EXITED):
-        return None
-    how = one_line(task["how"])
     number = SIGNALS.get(how.removesuffix(" (core dumped)"))
     if number is None:
         return _task_failure(task, "Killed", f"ended by Slurm: {how}")
@@ -251,21 +219,10 @@ def _step_not_started(output: str) -> Failure | None:
     srun gives up after about ten seconds without a controller; the allocation outlives that.
     """
     reason = NOT_STARTED.search(output)
-    if reason is None or TASK_ENDED.search(output) is not None:
+    if reason is None:
         return None
     kind = "ControllerDown" if controller.is_silent(reason["why"]) else "NotStarted"
     return Failure(kind=kind, message=one_line(reason["why"]))
-
-
-# What ended a step, the more certain cause first.
-FIRST_CAUSES: Sequence[Callable[[str], Failure | None]] = (
-    _node_failure,
-    _out_of_memory,
-    _step_ended,
-    _task_signaled,
-    _task_killed,
-    _step_not_started,
-)
 
 
 def _explain_exit(failure: Failure, folder: TrialFolder, *, in_container: bool) -> Failure:
@@ -292,8 +249,5 @@ def _task_failure(task: re.Match[str], kind: str, message: str) -> Failure:
 
 def _line_of(match: re.Match[str]) -> str:
     """Return the whole line that a match is in."""
-    start = match.string.rfind("\n", 0, match.start()) + 1
-    end = match.string.find("\n", match.end())
-    if end < 0:
-        end = len(match.string)
-    return one_line(match.string[start:end])
+    before, after = match.string[: match.start()], match.string[match.start() :]
+    return one_line(before.rpartition("\n")[2] + after.partition("\n")[0])

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
-from harness.hardware import machine
-from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.launch.attempts import remove_unneeded_checkpoints
-from harness.launch.host_lock import host_lock
+from harness.launch.hold import hold_machine
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.lanes import MachineRoom, side_by_side
-from harness.launch.runner import (
-    Runner,
-    StopRequest,
-    TrialListener,
-)
+from harness.launch.runner import Runner, TrialListener
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
 from harness.records.files import read_record, read_record_if_exists
@@ -44,69 +37,43 @@ FINISHED: Mapping[Redo, Sequence[Status]] = {
 class Plan:
     """What a run of a sweep has to do, given the records on disk."""
 
-    pending: Sequence[Trial]
-    finished: Sequence[Record]  # of the trials that will not run again
-    resumed: Sequence[Record] = ()  # of those pending trials that continue from a checkpoint
+    pending: list[Trial] = field(default_factory=list)
+    finished: list[Record] = field(default_factory=list)  # of the trials that will not run again
+    # With which those must be comparable too: of trials that continue from a checkpoint, or are not selected.
+    others: list[Record] = field(default_factory=list)
     # Of the trials whose record can't be read, which and what to do: a line each. They don't run,
     # because that would replace a record that may only be of another version of the harness.
-    unreadable: Sequence[str] = ()
-    # Of trials of the sweep that are not selected, with which the others must be comparable.
-    unselected: Sequence[Record] = ()
+    unreadable: list[str] = field(default_factory=list)
 
 
-def plan(
-    sweep: Sweep, folder: SweepFolder, redo: Redo, settled: Collection[str] = frozenset()
-) -> Plan:
-    """Return what is to do.
-
-    `settled` are ids of trials that the same command has run before: `redo` is "missing" for these.
-    """
-    unselected = _records_left_out(sweep, folder)
-    pending = []
-    finished = []
-    resumed = []
-    unreadable = []
+def plan(sweep: Sweep, folder: SweepFolder, redo: Redo, from_repeat: int = 0) -> Plan:
+    """Return what is to do; `redo` is "missing" for trials of repeats before `from_repeat`."""
+    planned = Plan()
     for trial in sweep.trials():
-        redo_trial = "missing" if trial.id in settled else redo
-        if redo_trial == "all":
-            pending.append(trial)
+        finished = FINISHED[redo if trial.repeat >= from_repeat else "missing"]
+        if not finished:
+            planned.pending.append(trial)
             continue
+        trial_folder = folder.trial_folder(trial.id)
         try:
-            record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
+            record = read_record_if_exists(trial_folder.record_path)
         except BadInput as error:
-            unreadable.append(str(error))
+            planned.unreadable.append(str(error))
             continue
-        if record is not None and _is_finished(record, folder, redo_trial):
-            finished.append(record)
+        # A damaged file of arrays is moved away so that its trial runs again.
+        has_arrays = any(trial_folder.attempt_path.glob("record-*.npz"))
+        if record is not None and record.status in finished and has_arrays:
+            planned.finished.append(record)
             continue
-        pending.append(trial)
+        planned.pending.append(trial)
         if record is not None and record.status == "interrupted":
-            resumed.append(record)
-    return Plan(
-        pending=pending,
-        finished=finished,
-        resumed=resumed,
-        unreadable=unreadable,
-        unselected=unselected,
-    )
-
-
-def _is_finished(record: Record, folder: SweepFolder, redo: Redo) -> bool:
-    """Return whether a trial need not run again: a damaged file of arrays is moved away so that it does."""
-    path = folder.trial_folder(record.trial.id).attempt_path
-    has_arrays = any(path.glob("record-*.npz"))
-    return has_arrays and record.status in FINISHED[redo]
-
-
-def _records_left_out(sweep: Sweep, folder: SweepFolder) -> list[Record]:
-    """Return the records of a sweep's trials that are not selected, as far as they can be read."""
-    records = []
+            planned.others.append(record)
     for trial in sweep.trials_left_out():
         with suppress(BadInput):
             record = read_record_if_exists(folder.trial_folder(trial.id).record_path)
             if record is not None:
-                records.append(record)
-    return records
+                planned.others.append(record)
+    return planned
 
 
 def refuse_changed_profile(
@@ -118,24 +85,17 @@ def refuse_changed_profile(
     """
     current = run_settings(sweep, profile)
     device = "cuda" if profile.gpus else "cpu"
-    changes: list[str] = []
-    for record in (*planned.finished, *planned.resumed, *planned.unselected):
+    for record in (*planned.finished, *planned.others):
         change = None
         if record.settings is not None:
             change = profile_change(record.settings, current)
         if change is None and record.summary is not None and record.device != device:
             change = f"device: found {device}, recorded {record.device}"
         if change is not None:
-            changes.append(change)
-    if changes:
-        force = ", or harness run --force, which runs all trials again"
-        if profile.launcher == "slurm":  # which harness submit runs
-            force = ""
-        raise BadInput(
-            f"{folder.path}: {len(changes)} of its trials ran with another profile: {changes[0]};"
-            " allowed: the profile that they ran with, another name for the sweep or another"
-            f" --results{force}"
-        )
+            raise BadInput(
+                f"{folder.path}: {record.trial.id} ran with another profile: {change}; allowed: the profile"
+                " that it ran with, another name for the sweep or another --results"
+            )
 
 
 def run(
@@ -145,7 +105,7 @@ def run(
     listener: TrialListener,
     *,
     redo: Redo,
-    settled: Collection[str] = frozenset(),
+    from_repeat: int = 0,
     fail_fast: bool,
     check: Callable[[SweepFolder], None] = lambda folder: None,
 ) -> list[Record]:
@@ -156,7 +116,7 @@ def run(
     again at the end of its block, as often as the profile says. One whose ranks were interrupted
     resumes at once, as often as `Runner.resumes` says. With `fail_fast`, no trial begins once one
     has failed, and those that run save their state and stop. `check` is called once no other process can
-    begin this sweep, and may raise what forbids it. `settled` are those of `plan`.
+    begin this sweep, and may raise what forbids it. `from_repeat` is that of `plan`.
     Another sweep that runs trials on this machine is waited for, unless the profile allows any
     contention.
 
@@ -168,43 +128,32 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(lock(folder))
         check(folder)
-        planned = plan(sweep, folder, redo, settled)
+        planned = plan(sweep, folder, redo, from_repeat)
         refuse_changed_profile(planned, sweep, profile, folder)
-        cells = [trial.cell for trial in planned.pending]
-        stacks = ready_stacks(sweep, cells)
-        _remove_leftovers(folder, planned)
+        stacks = ready_stacks(sweep, [trial.cell for trial in planned.pending])
+        # What a process has left that was killed before it had tidied up.
+        remove_temporary_files(folder.path)
+        for record in planned.finished:
+            remove_unneeded_checkpoints(folder.trial_folder(record.trial.id), record)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
-        if planned.pending and profile.validity.contention is not None:
+        if planned.pending:
             activity = f"running trials of {sweep.name}"
-            this_machine = host_lock(activity, on_message=listener.on_message)
-            stack.enter_context(this_machine)
-        stop = StopRequest(stack.enter_context(deferred_interrupts(listener.on_message)))
-        records = {record.trial.id: record for record in planned.finished}
+            stack.enter_context(hold_machine(profile, activity, listener.on_message))
         runner = Runner(
             sweep=sweep,
             profile=profile,
             folder=folder,
             launcher=Torchrun.of(profile),
             listener=listener,
-            peaks=machine.read_all(folder.results.peaks),
-            arrange=side_by_side(MachineRoom.of(profile), profile.parallel),
-            stop=stop,
+            stop=stack.enter_context(deferred_interrupts(listener.on_message)),
             stacks=stacks,
         )
+        records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
             path = folder.trial_folder(record.trial.id).record_path
             records[record.trial.id] = read_record(path)
             if fail_fast and record.status in ("failed", "interrupted"):
-                stop.note(f"--fail-fast: {record.trial.cell.label} {record.status}")
+                runner.stop.note(f"--fail-fast: {record.trial.cell.label} {record.status}")
     return list(records.values())
-
-
-def _remove_leftovers(folder: SweepFolder, planned: Plan) -> None:
-    """Remove what an earlier process left that was killed before it had tidied up."""
-    kill_abandoned()
-    remove_abandoned_blocks()
-    remove_temporary_files(folder.path)
-    for record in planned.finished:
-        remove_unneeded_checkpoints(folder.trial_folder(record.trial.id), record)

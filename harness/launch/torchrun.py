@@ -27,7 +27,7 @@ from harness.core.processes import (
     start_session,
 )
 from harness.launch import forkserver
-from harness.launch.abandoned import kill_abandoned_of_trial, mark_variables
+from harness.launch.abandoned import kill_abandoned, mark_variables
 from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
@@ -168,7 +168,7 @@ class Torchrun:
         end_process_group(process)
         exit_code = process.poll()
         if exit_code is None or exit_code < 0:
-            kill_abandoned_of_trial(folder.launch_log)
+            kill_abandoned(folder.launch_log)
 
 
 def _is_rank(command: Sequence[str]) -> bool:

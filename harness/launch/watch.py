@@ -69,7 +69,6 @@ def watch(
     world_size: int,
     timeout: float,
     *,
-    log_start: int = 0,
     stop_reason: Callable[[], str | None] = lambda: None,
     poll_seconds: float = POLL,
     on_poll: Callable[[], None] = lambda: None,
@@ -78,12 +77,12 @@ def watch(
 
     None if their own results say how they ended. Tells the ranks to stop if there is a reason, and ends
     the wait after `timeout` seconds. It yields between two looks, so that trials in several lanes take
-    turns, and calls `on_poll`. The launcher writes its log from byte `log_start` on.
+    turns, and calls `on_poll`.
     """
     # Both are on the monotonic clock.
     next_signal = 0.0
     grace_ends: float | None = None  # of ranks that a launcher lets run once another has failed
-    seen_size = log_start  # bytes that say how ranks have failed
+    seen_size = 0  # bytes that say how ranks have failed
     watchdog = Watchdog(folder, world_size, timeout)
     while True:
         try:
@@ -110,20 +109,10 @@ def watch(
         size = file_size(folder.launch_log)
         if grace_ends is None and size > seen_size:
             seen_size = size
-            output = launcher_output(folder, log_start)
+            output = launcher_output(folder)
             failures = launcher.observed_failures(folder, output)
             if any(_is_cause(failure, folder) for failure in failures):
                 grace_ends = now + GRACE_SECONDS
-
-
-def to_the_end(watching: Generator[None, None, Failure | None]) -> Failure | None:
-    """Return what `watch` returns, where there is nothing else to do meanwhile."""
-    while True:
-        try:
-            next(watching)
-        except StopIteration as end:
-            failure: Failure | None = end.value
-            return failure
 
 
 def _is_cause(failure: Failure, folder: TrialFolder) -> bool:
@@ -169,14 +158,13 @@ def file_state(path: Path) -> tuple[int, int]:
     return NO_FILE
 
 
-def launcher_output(folder: TrialFolder, start: int) -> str:
-    """Return what the launcher has written to its log, from byte `start` on.
+def launcher_output(folder: TrialFolder) -> str:
+    """Return what the launcher has written to its log.
 
     It is empty where the folder has just been moved away, which the next look at it finds.
     """
-    with suppress(FileNotFoundError), folder.launch_log.open("rb") as log:
-        log.seek(start)
-        return log.read().decode("utf-8", errors="replace")
+    with suppress(FileNotFoundError):
+        return folder.launch_log.read_text(encoding="utf-8", errors="replace")
     return ""
 
 

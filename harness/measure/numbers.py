@@ -114,11 +114,13 @@ def _times(record: Record) -> dict[str, float | None]:
         numbers[f"phase_{phase}_s"] = seconds
     if record.summary is None:
         return numbers
-    first_started = record.first_started or record.started
-    wall = record.ended - record.started
+    wall = 0.0
     for failure in record.previous_failures:
-        if failure.began_at is not None and failure.at > first_started:
+        if failure.kind == "Invalid":  # the trial began anew
+            wall = 0.0
+        elif failure.began_at is not None:
             wall += max(0.0, failure.at - failure.began_at)
+    wall += record.ended - record.started
     # Each phase is that of the rank that was in it longest.
     trained = sum(record.phases.get(name, 0.0) for name in TRAINING_PHASES)
     numbers["wall_s"] = wall

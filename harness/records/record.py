@@ -422,8 +422,6 @@ class Outcome:
     # Checkpoints that attempts did not go on from, or that could not be written, and why.
     checkpoint_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what to know of a script
-    # When the first of the attempts started that this one continues or repeats; None: it is the first.
-    first_started: Moment | None = None
     lane: Lane = field(default_factory=Lane)  # that it ran in
 
 

@@ -213,7 +213,7 @@ def show_prepared(console: TerminalConsole, prepared: PreparedSubmission) -> Non
     """Print how many trials are submitted, how many are not and why, the remarks, and a row an array."""
     submission = prepared.submission
     line = f"[bold]{escape(submission.sweep.name)}[/]"
-    line += f": {counted(len(submission.first_attempts), 'trial')}"
+    line += f": {counted(len(submission.trial_ids), 'trial')}"
     if prepared.finished_trials:
         line += f"; {prepared.finished_trials} are done"
     if prepared.live_trials:

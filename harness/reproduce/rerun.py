@@ -12,7 +12,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder
 from harness.launch.attempts import COMPLETE
 from harness.launch.interrupt import deferred_interrupts
-from harness.launch.runner import Runner, StopRequest, TrialListener
+from harness.launch.runner import Runner, TrialListener
 from harness.launch.stack import ReadyStack, ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.record import Record
@@ -221,15 +221,13 @@ def _run_group(
         write_spec(sweep, folder)
         listener = stack.enter_context(make_listener(sweep))
         listener.on_plan(trials, ())
-        stop_reason = stack.enter_context(deferred_interrupts(listener.on_message))
         runner = Runner(
             sweep=sweep,
             profile=profile,
             folder=folder,
             launcher=Torchrun.of(profile),
             listener=listener,
-            peaks={},
-            stop=StopRequest(stop_reason),
+            stop=stack.enter_context(deferred_interrupts(listener.on_message)),
             stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},
         )
         for record in runner.run(trials):

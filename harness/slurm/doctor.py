@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,10 +21,11 @@ from harness.core.paths import Results, SweepFolder
 from harness.core.progress import report_progress
 from harness.launch import sweep as local
 from harness.launch.controller import run_client
+from harness.launch.probe import make_folder
 from harness.launch.runner import TrialListener
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
-from harness.slurm.status import LAG_SECONDS, TrialState, read_statuses
+from harness.slurm.status import SweepStatus, TrialState, read_statuses, until_over
 from harness.slurm.submit import cancel, submit
 from harness.spec.cluster import Profile, available_slots
 from harness.spec.slurm import SlurmOptions
@@ -56,8 +56,7 @@ def examine(profile: Profile, results: Results, *, patience: float, all_nodes: b
     detail = f"{len(usable_cores())} cores, Python {platform.python_version()}"
     detail += f", torch {version('torch')}; results in {results.path.absolute()}"
     checks = [Check(name="machine", passed=True, detail=detail)]
-    results.path.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path))
+    folder = make_folder(results.path, "doctor-")
     try:
         if profile.launcher == "slurm":
             checks += _examine_cluster(profile, folder, patience, all_nodes=all_nodes)
@@ -99,10 +98,10 @@ def _check_record(name: str, record: Record) -> Check:
         detail = str(record.failure or "; ".join(record.violations) or record.status)
         return Check(name=name, passed=False, detail=detail)
     axes = record.trial.cell.axes
-    speed = f"{record.summary.throughput:,.0f} samples/s"
-    return Check(
-        name=name, passed=True, detail=f"{axes.world_size} ranks ({axes.strategy}), {speed}"
+    detail = (
+        f"{axes.world_size} ranks ({axes.strategy}), {record.summary.throughput:,.0f} samples/s"
     )
+    return Check(name=name, passed=True, detail=detail)
 
 
 def _examine_cluster(
@@ -110,46 +109,68 @@ def _examine_cluster(
 ) -> list[Check]:
     """Submit the trial, or one for each node, wait for the jobs, and return what became of them."""
     ping = run_client(["scontrol", "ping"])
-    checks = [
-        Check(name="Slurm", passed=not ping.returncode, detail=one_line(ping.stdout + ping.stderr))
-    ]
+    detail = one_line(ping.stdout + ping.stderr)
+    checks = [Check(name="Slurm", passed=not ping.returncode, detail=detail)]
     if ping.returncode:
         return checks
     slurm = profile.slurm
     if slurm.time_limit_seconds > 60 * MAX_MINUTES:
         # The warning ahead of the limit is of no use here, and has to be shorter than the limit.
         slurm = replace(slurm, sbatch={**slurm.sbatch, "time": MAX_MINUTES}, warning=1)
-    options_by_name = {"trial": slurm}
+    profiles = {"trial": replace(profile, slurm=slurm)}
     if all_nodes:
-        options_by_name = {}
+        profiles = {}
         for node in _nodes(slurm):
-            on_node = {**slurm.sbatch, "nodelist": node}
-            options_by_name[node] = replace(slurm, nodes=1, sbatch=on_node)
-    submitted: dict[str, tuple[Sweep, SweepFolder]] = {}
-    rows: dict[str, TrialState] = {}
+            options = replace(slurm, nodes=1, sbatch={**slurm.sbatch, "nodelist": node})
+            profiles[node] = replace(profile, slurm=options)
     try:
-        for name, options in options_by_name.items():
-            sweep = _doctor_sweep(options.max_ranks)
-            submitted[name] = sweep, Results(folder / name).sweep_folder(sweep.name)
-            submit(sweep, replace(profile, slurm=options), submitted[name][1], "missing")
-        rows = _wait(submitted, patience)
+        rows = _run_jobs(profiles, folder, patience)
     except HarnessError as error:
         return [*checks, Check(name="job", passed=False, detail=str(error))]
-    finally:
-        for name, (_, sweep_folder) in submitted.items():
-            if name not in rows or rows[name].is_live:
-                cancel(sweep_folder)
-    records: dict[str, Record] = {}
-    for name, (_, sweep_folder) in submitted.items():
-        row = rows[name]
-        record = read_record_if_exists(sweep_folder.trial_folder(row.trial).record_path)
+    digests: dict[str, str] = {}
+    for name, (row, record_path) in rows.items():
+        record = read_record_if_exists(record_path)
         if record is None:
             detail = ", ".join(filter(None, [row.job, row.state, row.detail]))
             checks.append(Check(name=name, passed=False, detail=detail))
-        else:
-            records[name] = record
-            checks.append(_check_record(name, record))
-    return [*checks, *_check_bits(records)]
+            continue
+        checks.append(_check_record(name, record))
+        if record.rank0 is not None and record.rank0.parameter_digest:
+            digests[name] = record.rank0.parameter_digest
+    if len(digests) > 1:
+        checks.append(_check_bits(digests))
+    return checks
+
+
+def _run_jobs(
+    profiles: Mapping[str, Profile], folder: Path, patience: float
+) -> dict[str, tuple[TrialState, Path]]:
+    """Run the trial once with each profile, and return its last state and its record's path, by name.
+
+    Jobs that have not ended once this returns, or raises, are cancelled.
+    """
+    sweeps: list[tuple[Sweep, SweepFolder]] = []
+    statuses: list[SweepStatus] = []
+    try:
+        for name, profile in profiles.items():
+            sweep = _doctor_sweep(profile.slurm.max_ranks)
+            sweeps.append((sweep, Results(folder / name).sweep_folder(sweep.name)))
+            submit(sweep, profile, sweeps[-1][1], "missing")
+        deadline = time.monotonic() + patience
+        for statuses in until_over(lambda: read_statuses(sweeps), POLL_SECONDS):
+            states = Counter(status.trials[0].state for status in statuses)
+            report_progress(", ".join(f"{count} {state}" for state, count in states.items()))
+            if states["queued"] and not states["running"] and time.monotonic() > deadline:
+                break
+    finally:
+        for number, (_, sweep_folder) in enumerate(sweeps):
+            if not statuses or not statuses[number].is_over:
+                cancel(sweep_folder)
+    rows = {}
+    for name, (_, sweep_folder), status in zip(profiles, sweeps, statuses, strict=True):
+        row = status.trials[0]
+        rows[name] = row, sweep_folder.trial_folder(row.trial).record_path
+    return rows
 
 
 def _nodes(slurm: SlurmOptions) -> list[str]:
@@ -163,41 +184,11 @@ def _nodes(slurm: SlurmOptions) -> list[str]:
     return nodes
 
 
-def _wait(
-    submitted: Mapping[str, tuple[Sweep, SweepFolder]], patience: float
-) -> dict[str, TrialState]:
-    """Wait until all trials have ended, or are pending for too long; return their last states by name.
-
-    The record of a trial that looks lost may exist, and not be visible yet on a shared file system.
-    """
-    deadline = time.monotonic() + patience
-    last_live_at = time.monotonic()
-    while True:
-        statuses = read_statuses(list(submitted.values()))
-        rows = {name: status.trials[0] for name, status in zip(submitted, statuses, strict=True)}
-        states = Counter(row.state for row in rows.values())
-        now = time.monotonic()
-        if not all(status.is_over for status in statuses):
-            last_live_at = now
-        elif not states["lost"] or now > last_live_at + LAG_SECONDS:
-            return rows
-        if states["queued"] and not states["running"] and now > deadline:
-            return rows
-        report_progress(", ".join(f"{count} {state}" for state, count in states.items()))
-        time.sleep(POLL_SECONDS)
-
-
-def _check_bits(records: Mapping[str, Record]) -> list[Check]:
-    """Check that all nodes have computed the same parameters, where several were examined."""
-    digests: dict[str, str] = {}
-    for node, record in records.items():
-        if record.rank0 is not None and record.rank0.parameter_digest:
-            digests[node] = record.rank0.parameter_digest
-    if len(digests) < 2:
-        return []
+def _check_bits(digests: Mapping[str, str]) -> Check:
+    """Check that all nodes have computed the same parameters, of which these are the digests."""
     ((usual, count),) = Counter(digests.values()).most_common(1)
     others = [node for node, digest in digests.items() if digest != usual]
     detail = f"the same on {len(digests)} nodes"
     if others:
         detail = f"{', '.join(others)} compute other bits than {count} other nodes"
-    return [Check(name="bits", passed=not others, detail=detail)]
+    return Check(name="bits", passed=not others, detail=detail)

@@ -24,27 +24,26 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder, TrialFolder, write_atomically
-from harness.core.ports import free_port, node_address
+from harness.core.ports import node_address
 from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
-from harness.hardware import machine
 from harness.launch import controller
-from harness.launch.runner import Runner, StopRequest, TrialListener
+from harness.launch.interrupt import StopRequest
+from harness.launch.retries import last_saved_at
+from harness.launch.runner import Runner, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
-from harness.launch.stack import ReadyStack, ready_stacks
+from harness.launch.stack import ready_stacks
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
-from harness.slurm.packing import JobArray
 from harness.slurm.submission import Submission
 from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.slurm import SlurmOptions
 from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
@@ -63,15 +62,17 @@ class JobIsOver(HarnessError):
 def main(arguments: Sequence[str]) -> int:
     """Lead the job that this process runs in, or have it requeued, and return the exit code.
 
-    `arguments` are `lead` or `revive`, the folder of the sweep, the id of the submission and the
-    number of the array.
+    `arguments` are `lead`, or `revive` once the leader was killed or has crashed, the folder of the sweep,
+    the id of the submission and the number of the array.
     """
     action, sweep_path, submission_id, array = arguments
-    act = {"lead": lead, "revive": revive}[action]
+    act = {"lead": lead, "revive": Job.requeue}[action]
     index = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     try:
-        act(sweep_path, submission_id, int(array), index)
-    except JobIsOver as error:
+        folder = SweepFolder(Path(sweep_path))
+        submission = submissions.read(submissions.folder_of(folder, submission_id))
+        act(Job(sweep_folder=folder, submission=submission, array=int(array), index=index))
+    except (JobIsOver, BadInput) as error:  # which will be the same when the job is back
         print(f"harness: {error}", flush=True)
         return DECIDED
     except Exception as error:  # whatever it is, the job is to come back
@@ -82,95 +83,149 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def lead(sweep_path: str, submission_id: str, array: int, index: int) -> None:
-    """Run the pending trials of this job, and requeue the job if it was interrupted.
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The job that this process runs in.
 
-    `sweep_path` is the folder of the sweep; `array` and `index` say which of the submission's jobs
-    this is.
-
-    Raises JobIsOver, so that Slurm shows the job as failed, if trials stay undone and the job is
-    not to be requeued.
-    """
-    sweep_folder = SweepFolder(Path(sweep_path))
-    submission_folder = submissions.folder_of(sweep_folder, submission_id)
-    submission = submissions.read(submission_folder)
-    slurm = submission.profile.slurm
-    job_array = submission.arrays[array]
-    refuse_cancelled(submission_folder)
-
-    listener = JobListener()
-    for number in (SIGNAL, signal.SIGTERM):
-        signal.signal(number, listener.on_signal)
-    stop = StopRequest(listener.stop_reason)
-    trials_by_id = {trial.id: trial for trial in submission.sweep.trials()}
-    taken_over = taken_over_trials(sweep_folder, submission)
-    job_trials = []
-    for trial_id in job_array.trial_ids[index]:
-        if trial_id not in taken_over:
-            job_trials.append(trials_by_id[trial_id])
-    runner = runner_of(sweep_folder, submission, job_array, listener, stop)
-    pending = pending_trials(runner, job_trials)
-    log(
-        f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
-        f" pending: {len(pending)} of {counted(len(job_trials), 'trial')}"
-    )
-    runner = replace(runner, stacks=stacks_of(runner, pending))
-    restarts = Restarts(submission_folder / f"{array}-{index}.restarts")
-    refuse_too_many_restarts(slurm, restarts)
-    interruption = _run_until_interrupted(runner, pending, restarts, stop)
-    undone = pending_trials(runner, job_trials)
-    if not undone:
-        return
-    refuse_cancelled(submission_folder)  # it may be by now
-    to_be_requeued = _was_interrupted_by_slurm(listener.signals, interruption)
-    if to_be_requeued:
-        requeue(slurm, restarts)
-    if not to_be_requeued:
-        reason = f": {interruption}" if interruption else ""
-        raise JobIsOver(f"left undone: {counted(len(undone), 'trial')}{reason}")
-
-
-def revive(sweep_path: str, submission_id: str, array: int, index: int) -> None:
-    """Have the job requeued, because its leader was killed or has crashed.
-
-    The next leader finds out which trials are pending. Raises JobIsOver if the job was
-    cancelled, or was requeued too often.
-    """
-    submission_folder = submissions.folder_of(SweepFolder(Path(sweep_path)), submission_id)
-    submission = submissions.read(submission_folder)
-    refuse_cancelled(submission_folder)
-    restarts = Restarts(submission_folder / f"{array}-{index}.restarts")
-    requeue(submission.profile.slurm, restarts)
-
-
-@dataclass(frozen=True)
-class Restarts:
-    """How often a job was started again without getting anywhere.
-
-    A job that finishes a trial, or saves what it has trained, may come back as often as it takes: only
-    restarts since the last start in which that happened count. The file holds how often the job had been
-    started again by then; it is written once in each start.
+    One that finishes a trial, or saves what it has trained, may come back as often as it takes: only
+    restarts since the last start in which that happened count.
     """
 
-    path: Path
+    sweep_folder: SweepFolder
+    submission: Submission
+    array: int
+    index: int  # in the array
+    # How often it was requeued, by its leader or by Slurm.
+    restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
 
-    def fruitless(self) -> int:
-        """Return how often the job was started again since a trial has ended, or saved, in it."""
-        try:
-            fruitful = int(self.path.read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
-            fruitful = 0
-        return restart_count() - fruitful
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its submission."""
+        return submissions.folder_of(self.sweep_folder, self.submission.id)
+
+    @property
+    def restarts_path(self) -> Path:
+        """Return the file with how often it had been started again when it last got on."""
+        return self.folder / f"{self.array}-{self.index}.restarts"
+
+    def refuse_cancelled(self) -> None:
+        """Raise JobIsOver if the user has cancelled it: once requeued, it would run all the same."""
+        if (self.folder / submissions.CANCELLED).exists():
+            raise JobIsOver("the sweep's jobs were cancelled")
+
+    def fruitless_restarts(self) -> int:
+        """Return how often it was started again since a trial has ended, or saved, in it."""
+        fruitful = 0
+        with suppress(FileNotFoundError, ValueError):
+            fruitful = int(self.restarts_path.read_text(encoding="ascii"))
+        return self.restarts - fruitful
 
     def note_progress(self) -> None:
         """Remember that a trial has ended, or saved, in this start of the job."""
-        if self.fruitless():
-            write_atomically(self.path, str(restart_count()))
+        if self.fruitless_restarts():
+            write_atomically(self.restarts_path, str(self.restarts))
+
+    def refuse_restarts(self, allowed: int) -> None:
+        """Raise JobIsOver if it was started again more often than is allowed without getting on."""
+        fruitless = self.fruitless_restarts()
+        if fruitless > allowed:
+            raise JobIsOver(
+                f"job {own_job_id()} was started again {counted(fruitless, 'time')} without finishing a"
+                f" trial; slurm.requeues: {self.submission.profile.slurm.requeues}"
+            )
+
+    def requeue(self) -> None:
+        """Have Slurm requeue this job, once its controller answers.
+
+        The next leader finds out which trials are pending. Raises JobIsOver if it was requeued as often as
+        the profile allows without getting on, HarnessError if Slurm refuses.
+        """
+        self.refuse_cancelled()
+        self.refuse_restarts(self.submission.profile.slurm.requeues - 1)
+        completed = controller.call(["scontrol", "requeue", own_job_id()], on_wait=log)
+        if completed.returncode:
+            refusal = one_line(completed.stderr)
+            raise HarnessError(f"job {own_job_id()} can't be requeued: {refusal}")
+
+    def trials(self) -> list[Trial]:
+        """Return its trials, but for those that a later submission has.
+
+        That was made while no job of this one was in the queue: sbatch may have failed, and Slurm have
+        received the call all the same.
+        """
+        taken_over: set[str] = set()
+        for other in submissions.read_all(self.sweep_folder):
+            if other.created_at > self.submission.created_at:
+                taken_over.update(other.trial_ids)
+        trials = {trial.id: trial for trial in self.submission.sweep.trials()}
+        trial_ids = self.submission.arrays[self.array].trial_ids[self.index]
+        return [trials[trial_id] for trial_id in trial_ids if trial_id not in taken_over]
+
+    def runner(self, listener: JobListener) -> Runner:
+        """Return what runs trials, with ranks as steps of this job.
+
+        Raises BadInput if the interface that the profile sets for gloo has no address on this node.
+        """
+        profile = self.submission.profile
+        slurm = profile.slurm
+        launcher = Srun(
+            environment=profile.environment,
+            ranks_per_node=self.submission.arrays[self.array].ranks_per_node,
+            cpus_per_rank=slurm.cpus_per_rank,
+            python=slurm.python or sys.executable,
+            prefix=slurm.prefix,
+            address=node_address(profile.environment.get("GLOO_SOCKET_IFNAME")),
+        )
+        return Runner(
+            sweep=self.submission.sweep,
+            profile=profile,
+            folder=self.sweep_folder,
+            launcher=launcher,
+            listener=listener,
+            since=self.submission.created_at,
+            poll_seconds=POLL_SECONDS,
+            resumes=0,  # an interrupted trial continues when its job is back, not in this one
+            stop=listener.stop,
+        )
 
 
-def _run_until_interrupted(
-    runner: Runner, pending: Sequence[Trial], restarts: Restarts, stop: StopRequest
-) -> str | None:
+def lead(job: Job) -> None:
+    """Run the pending trials of this job, and requeue the job if it was interrupted.
+
+    Raises JobIsOver, so that Slurm shows the job as failed, if trials stay undone and the job is
+    not to be requeued, and BadInput for a stack that ranks can't run under.
+    """
+    job.refuse_cancelled()
+    listener = JobListener()
+    for number in (SIGNAL, signal.SIGTERM):
+        signal.signal(number, listener.on_signal)
+    trials = job.trials()
+    runner = job.runner(listener)
+    pending = pending_trials(runner, trials)
+    log(
+        f"job {own_job_id()} on {os.environ['SLURM_JOB_NODELIST']}:"
+        f" pending: {len(pending)} of {counted(len(trials), 'trial')}"
+    )
+    stacks = ready_stacks(runner.sweep, [trial.cell for trial in pending])
+    # Slurm itself starts a job again when a node dies.
+    job.refuse_restarts(job.submission.profile.slurm.requeues)
+    interruption = run_until_interrupted(job, replace(runner, stacks=stacks), pending)
+    undone = pending_trials(runner, trials)
+    if not undone:
+        return
+    job.refuse_cancelled()
+    # It comes back after SIGUSR2, or the loss of its nodes. Not after SIGTERM alone, with which Slurm
+    # cancels a job: one that it preempts without a warning, it requeues itself.
+    is_to_come_back = SIGNAL in listener.signals
+    if not listener.signals and interruption is not None:
+        is_to_come_back = not cancelled_by_user(interruption)
+    if not is_to_come_back:
+        reason = f": {interruption}" if interruption else ""
+        raise JobIsOver(f"left undone: {counted(len(undone), 'trial')}{reason}")
+    job.requeue()
+
+
+def run_until_interrupted(job: Job, runner: Runner, pending: Sequence[Trial]) -> str | None:
     """Run the trials until one of them ends so that this job can't run another.
 
     The other trials save their state and stop. Returns the failure of the first such trial, None if
@@ -182,132 +237,19 @@ def _run_until_interrupted(
         kind = record.failure.kind if record.failure else None
         if kind in ALLOCATION_LOST or record.status == "interrupted":
             interruption = interruption or str(record.failure)
-            stop.note(interruption)
-            if _has_saved(runner.folder.trial_folder(record.trial.id), record.started):
-                restarts.note_progress()
+            runner.stop.note(interruption)
+            if last_saved_at(runner.folder.trial_folder(record.trial.id)) >= record.started:
+                job.note_progress()
         elif kind == "ControllerDown":
             # Wait until the controller answers, or this process is to stop.
             controller.call(
                 ["scontrol", "show", "job", "--oneliner", own_job_id()],
                 on_wait=log,
-                is_wanted=lambda: stop.reason() is None,
+                is_wanted=lambda: runner.stop.reason() is None,
             )
         else:
-            restarts.note_progress()
+            job.note_progress()
     return interruption
-
-
-def _has_saved(folder: TrialFolder, since: float) -> bool:
-    """Return whether a trial has saved its state since a moment, in seconds since the epoch."""
-    paths = folder.resume_checkpoints.glob("step-*")
-    return any(path.stat().st_mtime >= since for path in paths)
-
-
-def _was_interrupted_by_slurm(signals: set[int], interruption: str | None) -> bool:
-    """Return whether the job should continue later: after SIGUSR2, or the loss of its nodes.
-
-    Not after SIGTERM alone, with which Slurm cancels a job: one that it preempts without a warning, it
-    requeues itself. Nor if the message says that a user has cancelled the step.
-    """
-    if signals:
-        return SIGNAL in signals
-    return interruption is not None and not cancelled_by_user(interruption)
-
-
-def refuse_cancelled(folder: Path) -> None:
-    """Stop if the user has cancelled the submission: once requeued, its job would run all the same.
-
-    Raises JobIsOver.
-    """
-    if (folder / submissions.CANCELLED).exists():
-        raise JobIsOver("the sweep's jobs were cancelled")
-
-
-def taken_over_trials(sweep_folder: SweepFolder, submission: Submission) -> set[str]:
-    """Return the ids of the trials that a later submission has.
-
-    It was made while no job of this one was in the queue: sbatch may have failed, and Slurm have received
-    the call all the same.
-    """
-    taken_over: set[str] = set()
-    for other in submissions.read_all(sweep_folder):
-        if other.created_at > submission.created_at:
-            taken_over.update(other.first_attempts)
-    return taken_over
-
-
-def refuse_too_many_restarts(slurm: SlurmOptions, restarts: Restarts) -> None:
-    """Stop a job that Slurm has started again too often, as it does when a node dies.
-
-    Raises JobIsOver.
-    """
-    fruitless = restarts.fruitless()
-    if fruitless > slurm.requeues:
-        raise JobIsOver(
-            f"job {own_job_id()} was started again {counted(fruitless, 'time')} without finishing a trial;"
-            f" slurm.requeues: {slurm.requeues}"
-        )
-
-
-def restart_count() -> int:
-    """Return how often this job was requeued, by its leader or by Slurm."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-
-
-def runner_of(
-    sweep_folder: SweepFolder,
-    submission: Submission,
-    job_array: JobArray,
-    listener: JobListener,
-    stop: StopRequest,
-) -> Runner:
-    """Return the runner of this job's trials; raises JobIsOver as `launcher_of` does."""
-    return Runner(
-        sweep=submission.sweep,
-        profile=submission.profile,
-        folder=sweep_folder,
-        launcher=launcher_of(submission.profile, job_array.ranks_per_node),
-        listener=listener,
-        peaks=machine.read_all(sweep_folder.results.peaks),
-        since=submission.created_at,
-        poll_seconds=POLL_SECONDS,
-        resumes=0,  # an interrupted trial continues when its job is back, not in this one
-        stop=stop,
-    )
-
-
-def stacks_of(runner: Runner, pending: Sequence[Trial]) -> dict[str, ReadyStack]:
-    """Return the stacks of the pending trials, by name.
-
-    Raises JobIsOver for one that ranks can't run under: it will not be another one when the job is
-    back.
-    """
-    cells = [trial.cell for trial in pending]
-    try:
-        return ready_stacks(runner.sweep, cells)
-    except BadInput as error:
-        raise JobIsOver(str(error)) from None
-
-
-def launcher_of(profile: Profile, ranks_per_node: int) -> Srun:
-    """Return the launcher that runs ranks as steps of this job.
-
-    Raises JobIsOver if the interface that the profile sets for gloo has no address on this node.
-    """
-    slurm = profile.slurm
-    try:
-        address = node_address(profile.environment.get("GLOO_SOCKET_IFNAME"))
-    except BadInput as error:
-        raise JobIsOver(str(error)) from None
-    return Srun(
-        environment=profile.environment,
-        ranks_per_node=ranks_per_node,
-        cpus_per_rank=slurm.cpus_per_rank,
-        python=slurm.python or sys.executable,
-        prefix=slurm.prefix,
-        address=address,
-        free_port=free_port,
-    )
 
 
 def pending_trials(runner: Runner, trials: Sequence[Trial]) -> list[Trial]:
@@ -344,21 +286,17 @@ class JobListener(TrialListener):
 
     def __init__(self) -> None:
         self.signals: set[int] = set()
-
-    def stop_reason(self) -> str | None:
-        """Return why running trials have to stop, None as long as they may go on."""
-        if SIGNAL in self.signals:
-            return "time limit or preemption"  # Slurm sends the same signal ahead of both
-        return "SIGTERM" if self.signals else None
+        self.stop = StopRequest()
 
     def on_signal(self, number: int, frame: object) -> None:
-        """Remember a signal of Slurm's. The runner asks for `stop_reason` and stops the running
-        trials.
+        """Remember a signal of Slurm's, for which the runner stops the running trials.
 
         SIGTERM comes twice: Slurm sends it to the leader too, and the shell passes it on.
         """
         if number not in self.signals:
             self.signals.add(number)
+            # Slurm sends the same signal ahead of both.
+            self.stop.note("time limit or preemption" if number == SIGNAL else "SIGTERM")
             log(f"{signal.Signals(number).name}: running trials are to save and stop")
 
     def on_trial_start(self, trial: Trial) -> None:
@@ -374,23 +312,6 @@ class JobListener(TrialListener):
     def on_message(self, text: str) -> None:
         """Log what the runner has to say."""
         log(text)
-
-
-def requeue(slurm: SlurmOptions, restarts: Restarts) -> None:
-    """Have Slurm requeue this job, once its controller answers.
-
-    Raises JobIsOver if it was requeued as often as the profile allows without finishing a trial,
-    HarnessError if Slurm refuses.
-    """
-    fruitless = restarts.fruitless()
-    if fruitless >= slurm.requeues:
-        raise JobIsOver(
-            f"job {own_job_id()} was interrupted again after {counted(fruitless, 'requeue')} without finishing"
-            f" a trial; slurm.requeues: {slurm.requeues}"
-        )
-    completed = controller.call(["scontrol", "requeue", own_job_id()], on_wait=log)
-    if completed.returncode:
-        raise HarnessError(f"job {own_job_id()} can't be requeued: {one_line(completed.stderr)}")
 
 
 if __name__ == "__main__":

@@ -96,19 +96,29 @@ def parse_squeue(text: str) -> list[QueuedJob]:
     return jobs
 
 
-def live_jobs(
-    submissions: Sequence[Submission], queue: Sequence[QueuedJob]
-) -> dict[str, QueuedJob]:
-    """Return, by trial id, the job that has not ended and has the trial."""
+def live_jobs(submission: Submission, queue: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Return, by trial id, the job of a submission that has not ended and has the trial."""
     queued = {(job.name, job.index): job for job in queue}
     jobs: dict[str, QueuedJob] = {}
-    for submission in submissions:
-        for submitted in submission.jobs():
-            name, index = submitted.name, submitted.index
-            job = queued.get((name, index)) or queued.get((name, None))
-            if job is not None:
-                jobs |= dict.fromkeys(submitted.trial_ids, job)
+    for submitted in submission.jobs():
+        of_array = queued.get((submitted.name, None))
+        job = queued.get((submitted.name, submitted.index), of_array)
+        if job is not None:
+            jobs |= dict.fromkeys(submitted.trial_ids, job)
     return jobs
+
+
+def live_submissions(
+    sweep_folder: SweepFolder, patience: float = 0.0
+) -> list[tuple[Submission, dict[str, QueuedJob]]]:
+    """Return the submissions of a sweep that have jobs which have not ended, each with its `live_jobs`.
+
+    Raises SlurmDown as `query` does.
+    """
+    submissions = read_all(sweep_folder)
+    queue = query(submissions, patience)
+    live = [(submission, live_jobs(submission, queue)) for submission in submissions]
+    return [(submission, jobs) for submission, jobs in live if jobs]
 
 
 def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
@@ -116,18 +126,16 @@ def refuse_live_jobs(sweep_folder: SweepFolder) -> None:
 
     Raises BadInput if there is or, as far as Slurm says, may be such a job.
     """
-    submissions = read_all(sweep_folder)
     try:
-        queue = query(submissions)
+        live = live_submissions(sweep_folder)
     except SlurmDown as error:
         raise BadInput(
             f"{sweep_folder.path}: its jobs may still have trials, and Slurm can't be asked here ({error});"
             f" allowed: on a machine of the cluster, or after deleting {sweep_folder.jobs_path} once none"
             " of its jobs is in the queue"
         ) from None
-    jobs = live_jobs(submissions, queue)
-    if jobs:
-        ids = listed(sorted({job.id for job in jobs.values()}))
+    if live:
+        ids = sorted({job.id for _, jobs in live for job in jobs.values()})
         raise BadInput(
-            f"{sweep_folder.path}: jobs {ids} are running this sweep; wait for them or cancel them"
+            f"{sweep_folder.path}: jobs {listed(ids)} are running this sweep; wait for them or cancel them"
         )

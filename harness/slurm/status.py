@@ -7,11 +7,13 @@ come of it. So most of the status is known even if Slurm does not answer.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from harness.core.errors import BadInput, one_line
 from harness.core.logs import last_log_line
@@ -60,11 +62,6 @@ class TrialState:
     detail: str = ""
 
     @property
-    def is_live(self) -> bool:
-        """Whether something is to be waited for."""
-        return self.state in OPEN_STATES
-
-    @property
     def is_final(self) -> bool:
         """Whether its record stays as it is."""
         return self.state in FINAL_STATES
@@ -82,37 +79,58 @@ class SweepStatus:
     slurm_error: str | None = None  # why Slurm could not be asked; None where nothing depends on it
 
     @property
-    def unreadable(self) -> list[str]:
-        """The records that can't be read, each with the reason and what to do."""
-        return [trial.detail for trial in self.trials if trial.state == "unreadable"]
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing is left to wait for."""
-        return not any(trial.is_live for trial in self.trials)
+        return not any(trial.state in OPEN_STATES for trial in self.trials)
 
 
-def read_statuses(sweeps: Sequence[tuple[Sweep, SweepFolder]]) -> list[SweepStatus]:
+def read_statuses(
+    sweeps: Sequence[tuple[Sweep, SweepFolder]], errors: list[BadInput] | None = None
+) -> list[SweepStatus]:
     """Read the folders of the sweeps, and ask Slurm once if any of them was ever submitted.
 
-    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it.
-
-    Raises BadInput for a file that can't be read.
+    That Slurm does not answer is no error: `slurm_error` says so where a state depends on it. Raises
+    BadInput for a submission that can't be read; with `errors`, it is added there, and its sweep left out.
     """
-    submitted = [submissions.read_all(folder) for _, folder in sweeps]
+    submitted: list[tuple[Sweep, SweepFolder, list[Submission]]] = []
+    for sweep, folder in sweeps:
+        try:
+            submitted.append((sweep, folder, submissions.read_all(folder)))
+        except BadInput as error:
+            if errors is None:
+                raise
+            errors.append(error)
     queue: Sequence[QueuedJob] | None = None
     slurm_error = None
     try:
-        queue = queues.query([submission for made in submitted for submission in made])
+        queue = queues.query([submission for _, _, made in submitted for submission in made])
     except SlurmDown as error:
         slurm_error = str(error)
     statuses = []
-    for (sweep, folder), made in zip(sweeps, submitted, strict=True):
+    for sweep, folder, made in submitted:
         status = sweep_status(sweep, folder, made, queue)
         if made and not status.is_over:
             status = replace(status, slurm_error=slurm_error)
         statuses.append(status)
     return statuses
+
+
+def until_over(read: Callable[[], list[SweepStatus]], pause: float) -> Iterator[list[SweepStatus]]:
+    """Give what `read` returns again and again, until nothing is left to wait for.
+
+    The record of a trial that looks lost may exist, and not be visible yet on a shared file system. Where
+    all was over from the start, that is not waited for. `pause` is in seconds.
+    """
+    last_live_at = -math.inf  # on the monotonic clock
+    while True:
+        statuses = read()
+        yield statuses
+        states = {trial.state for status in statuses for trial in status.trials}
+        if states & OPEN_STATES:
+            last_live_at = time.monotonic()
+        elif "lost" not in states or time.monotonic() > last_live_at + LAG_SECONDS:
+            return
+        time.sleep(pause)
 
 
 def sweep_status(
@@ -126,157 +144,136 @@ def sweep_status(
     `submitted` are its submissions, oldest first, so that the last one that has a trial counts.
     `queue` is None where Slurm does not answer.
     """
-    live = queues.live_jobs(submitted, queue or ())
     trials = {trial.id: trial for trial in sweep.trials()}
     # Of other seeds, or further repeats; most trials of a sweep that has just begun have no folder.
     further_ids = sweep_folder.recorded_ids(set(sweep_folder.subfolders()) - trials.keys())
     trials |= {trial.id: trial for trial in recorded_trials(further_ids, sweep.cells)}
-    submission_of: dict[str, Submission] = {}
-    logs: dict[str, Path] = {}
+    owners: dict[str, Owner] = {}
     for submission in submitted:
-        folder = submissions.folder_of(sweep_folder, submission.id)
-        for job in submission.jobs():
-            submission_of |= dict.fromkeys(job.trial_ids, submission)
-            logs |= dict.fromkeys(job.trial_ids, folder / job.log)
+        owners |= _job_owners(submission, sweep_folder, queue)
         # Jobs may still have trials that an earlier version of the sweep file asked for.
         for trial in submission.sweep.trials():
-            if trial.id in live or (queue is None and trial.id in submission_of):
+            if trial.id in owners and owners[trial.id].may_have_job:
                 trials.setdefault(trial.id, trial)
-    run_since = None
+    nobody = Owner()
     if is_locked(sweep_folder):  # by a `harness run`, and the file is as old as the run
-        run_since = _modified_at(sweep_folder.lock_path)
+        nobody = Owner(may_go_on=True, runs_since=sweep_folder.lock_path.stat().st_mtime)
     rows = []
     for trial in trials.values():
-        owner = Owner(
-            submission=submission_of.get(trial.id),
-            job=live.get(trial.id),
-            slurm_answers=queue is not None,
-            run_since=run_since,
-        )
-        row = trial_state(trial, sweep_folder.trial_folder(trial.id), owner)
-        if row.state == "lost":
-            log = logs[trial.id]
-            detail = f"{row.detail}; last line of its log: {last_log_line(log)}; log: {log}"
-            row = replace(row, detail=detail)
-        rows.append(row)
+        owner = owners.get(trial.id, nobody)
+        if nobody.may_go_on and not owner.may_have_job:  # a run takes over what has no job any more
+            owner = nobody
+        rows.append(trial_state(trial, sweep_folder.trial_folder(trial.id), owner))
     return SweepStatus(sweep=sweep, trials=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """What runs a trial, or would."""
+    """What runs a trial, or would: a job, or a run on this machine; by default, nothing does."""
 
     submission: Submission | None = None  # the last one that has it
-    job: QueuedJob | None = None  # of a submission, that has not ended
-    slurm_answers: bool = True
-    # When a `harness run` on this machine began that has the sweep, in seconds since the epoch.
-    run_since: float | None = None
+    log: Path = Path()  # of its job
+    job: QueuedJob | None = None  # that has not ended
+    may_have_job: bool = False  # also where Slurm does not answer
+    may_go_on: bool = False
+    waiting_for: str = ""
+    runs_since: float = math.inf  # an attempt that began earlier does not run; since the epoch
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a run on this machine has the trial: it takes over what has no job any more."""
-        has_job = self.submission is not None and (self.job is not None or not self.slurm_answers)
-        return self.run_since is not None and not has_job
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the trial was submitted, and its job cancelled."""
-        return self.submission is not None and self.submission.is_cancelled
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether the trial may still run; nobody knows where Slurm does not answer."""
-        if self.is_local:
-            return True
-        if self.is_cancelled:  # whatever of its job is still ending
-            return False
-        return self.job is not None or (self.submission is not None and not self.slurm_answers)
-
-    def may_have_begun(self, attempt_at: float) -> bool:
-        """Return whether an attempt that began at this time may be running."""
-        if self.is_local:
-            return attempt_at >= (self.run_since or 0.0)
-        return self.job.is_running if self.job is not None else self.may_go_on
+def _job_owners(
+    submission: Submission, sweep_folder: SweepFolder, queue: Sequence[QueuedJob] | None
+) -> dict[str, Owner]:
+    """Return what has the trials of a submission, by their ids."""
+    owners: dict[str, Owner] = {}
+    live = queues.live_jobs(submission, queue or ())
+    for submitted in submission.jobs():
+        job = live.get(submitted.trial_ids[0]) if submitted.trial_ids else None
+        may_have_job = job is not None or queue is None
+        may_go_on = may_have_job and not submission.is_cancelled
+        is_started, waiting_for = may_go_on, "Slurm does not say whether its job still exists"
+        if job is not None:
+            is_started, waiting_for = job.is_running, job.reason
+            if job.reason in ("", "None"):
+                waiting_for = f"its job is {job.state.lower()}"
+        owner = Owner(
+            submission=submission,
+            log=submissions.folder_of(sweep_folder, submission.id) / submitted.log,
+            job=job,
+            may_have_job=may_have_job,
+            may_go_on=may_go_on,
+            waiting_for=waiting_for,
+            runs_since=0.0 if is_started else math.inf,
+        )
+        owners |= dict.fromkeys(submitted.trial_ids, owner)
+    return owners
 
 
 def trial_state(trial: Trial, folder: TrialFolder, owner: Owner) -> TrialState:
     """Return the state of a trial by its folder, and by what has it."""
-    row = _row(trial, owner)
-    try:
-        record = read_record_if_exists(folder.record_path)
-    except BadInput as error:
-        return replace(row, state="unreadable", detail=str(error))
-    # Both files are the work of the machine that runs the trial, so their times can be compared.
-    begun_at = _modified_at(folder.assignment_path)
-    if begun_at > _modified_at(folder.record_path) and owner.may_have_begun(begun_at):
-        progress = read_progress_file(folder.progress_path)
-        if progress or owner.slurm_answers:
-            return _running(row, progress, begun_at)
-    if record is not None and not _is_earlier(record, owner):
-        detail = one_line(str(record.failure or "; ".join(record.violations)))
-        if owner.may_go_on and _is_repeated(record, folder, owner.submission):
-            return replace(row, state="queued", detail=f"to run again: {detail}")
-        if record.status != "interrupted" or not row.is_submitted:
-            return replace(row, state=record.status, detail=detail)
-        return _unfinished(row, owner, f"its job ended; {detail}")
-    return _unfinished(row, owner, "its job ended without a record of it")
-
-
-def _row(trial: Trial, owner: Owner) -> TrialState:
-    """Return the row of a trial that has not begun, and that nothing will run."""
-    job = owner.job
-    return TrialState(
+    submission, job = owner.submission, owner.job
+    row = TrialState(
         trial=trial.id,
         label=trial.cell.label,
         seed=trial.seed,
         repeat=trial.repeat,
         state="missing",
-        is_submitted=owner.submission is not None and not owner.is_local,
+        is_submitted=submission is not None,
         job=job.id if job else None,
         nodes=job.nodes if job else "",
         throughput_unit=trial.cell.throughput_unit,
     )
-
-
-def _unfinished(row: TrialState, owner: Owner, how_lost: str) -> TrialState:
-    """Return the row of a trial that does not run and has no result, by what has it."""
+    try:
+        record = read_record_if_exists(folder.record_path)
+    except BadInput as error:
+        return replace(row, state="unreadable", detail=str(error))
+    if record is None:
+        known = _running(row, folder, owner)
+    else:
+        known = _ended(row, record, folder, owner)
+    if known is not None:
+        return known
     if owner.may_go_on:
-        return replace(row, state="queued", detail=_waiting_reason(owner))
-    if owner.is_cancelled:
+        return replace(row, state="queued", detail=owner.waiting_for)
+    if submission is None:
+        return row
+    if submission.is_cancelled:
         return replace(row, state="cancelled")
-    if owner.submission is not None:
-        return replace(row, state="lost", detail=how_lost)
-    return row
+    how = "its job ended without a record of it"
+    if record is not None and record.failure is not None and record.status == "interrupted":
+        how = f"its job ended; {one_line(str(record.failure))}"
+    detail = f"{how}; last line of its log: {last_log_line(owner.log)}; log: {owner.log}"
+    return replace(row, state="lost", detail=detail)
 
 
-def _is_earlier(record: Record, owner: Owner) -> bool:
-    """Return whether an earlier submission left the record, which the present one replaces."""
-    if owner.submission is None or owner.is_local:
-        return False
-    return owner.submission.is_preceded_by(record.trial.id, record.attempt, record.started)
+def _ended(row: TrialState, record: Record, folder: TrialFolder, owner: Owner) -> TrialState | None:
+    """Return the row of a trial that has ended, None if an earlier submission's record is replaced, or it is
+    to go on.
+    """
+    submission = owner.submission
+    if submission is not None and record.started < submission.created_at:
+        return None
+    detail = one_line(str(record.failure or "; ".join(record.violations)))
+    is_repeated = record.status == "interrupted"
+    if submission is not None:  # a run on this machine repeats it at once, or not at all
+        reruns = submission.profile.validity.reruns
+        is_repeated |= runs_again(record, folder, submission.created_at, reruns)
+    if owner.may_go_on and is_repeated:
+        return replace(row, state="queued", detail=f"to run again: {detail}")
+    if record.status == "interrupted" and submission is not None:
+        return None
+    return replace(row, state=record.status, detail=detail)
 
 
-def _is_repeated(record: Record, folder: TrialFolder, submission: Submission | None) -> bool:
-    """Return whether what has a trial runs it again after this record."""
-    if record.status == "interrupted":
-        return True
-    if submission is None:  # a run on this machine repeats it at once, or not at all
-        return False
-    return runs_again(record, folder, submission.created_at, submission.profile.validity.reruns)
-
-
-def _waiting_reason(owner: Owner) -> str:
-    """Return why a trial does not run yet that may."""
-    if owner.is_local:
-        return ""
-    if owner.job is None:
-        return "Slurm does not say whether its job still exists"
-    is_reason_known = owner.job.reason not in ("", "None")
-    return owner.job.reason if is_reason_known else f"its job is {owner.job.state.lower()}"
-
-
-def _running(row: TrialState, progress: Mapping[str, Any], begun_at: float) -> TrialState:
-    """Return the row of a trial that runs, with how far it is by its last report."""
+def _running(row: TrialState, folder: TrialFolder, owner: Owner) -> TrialState | None:
+    """Return the row of a trial that runs, with how far it is by its last report; None if it doesn't."""
+    begun_at = 0.0
+    with suppress(FileNotFoundError):  # no attempt has begun
+        begun_at = folder.assignment_path.stat().st_mtime
+    progress = read_progress_file(folder.progress_path)
+    # Where Slurm does not answer, only a report tells that it has begun since.
+    is_reported = bool(progress) or owner.job is not None or owner.submission is None
+    if not begun_at or begun_at < owner.runs_since or not is_reported:
+        return None
     phase = str(progress.get("phase", "starting"))
     detail = "" if phase == "train" else phase  # of one that trains, the step tells
     rate = progress.get("rate")
@@ -292,11 +289,3 @@ def _running(row: TrialState, progress: Mapping[str, Any], begun_at: float) -> T
         throughput=rate,
         detail=detail,
     )
-
-
-def _modified_at(path: Path) -> float:
-    """Return when a file was last written, in seconds since the epoch; 0 if there is none."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

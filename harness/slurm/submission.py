@@ -6,7 +6,7 @@ Each `harness submit` leaves a folder in the folder of the sweep:
         submission.json    the submission: arrays, trials, profile, sweep
         submitit/          the batch scripts that submitit wrote
         0-3.log            output of job 3 of array 0
-        0-3.restarts       how often Slurm had started that job again when a trial ended
+        0-3.restarts       how often Slurm had started that job again when it got on
         cancelled          there once `harness cancel` has cancelled the jobs
 
 `submission.json` is written once, before the first job is submitted. It makes the jobs independent of
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -28,11 +28,10 @@ from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.slurm.packing import JobArray
 from harness.spec.cluster import Profile
 from harness.spec.sweep import Sweep
 
-SCHEMA = 4  # of submission.json
+SCHEMA = 5  # of submission.json
 SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,
@@ -44,9 +43,13 @@ SUBMISSION = "submission.json"
 CANCELLED = "cancelled"
 
 
-def _new_id() -> str:
-    """Return an id that no other submission has."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+@dataclass(frozen=True, kw_only=True)
+class JobArray:
+    """The jobs of one call of sbatch, which ask for the same resources."""
+
+    nodes: int  # of each job
+    ranks_per_node: int
+    trial_ids: Sequence[Sequence[str]]  # of each job, in the order in which the trials run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +67,13 @@ class Submission:
     """The content of `submission.json`, and whether its jobs were cancelled."""
 
     schema: int = SCHEMA
-    id: str = field(default_factory=_new_id)
-    created_at: float = field(default_factory=time.time)  # seconds since the epoch
+    id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
+    # Seconds since the epoch: attempts that began earlier were made by others.
+    created_at: float = field(default_factory=time.time)
     user: str = field(default_factory=lambda: user_name(os.getuid()))  # who ran it
     profile: Profile
     sweep: Sweep
     arrays: Sequence[JobArray]
-    first_attempts: Mapping[str, int]  # by trial id, the first attempt made by this submission
     is_cancelled: bool = False
 
     def job_name(self, array: int) -> str:
@@ -88,13 +91,10 @@ class Submission:
                 log = f"{number}-{index}.log"
                 yield SubmittedJob(trial_ids=trial_ids, name=name, index=index, log=log)
 
-    def is_preceded_by(self, trial_id: str, attempt: int, started: float) -> bool:
-        """Return whether an attempt at a trial was made before this submission.
-
-        `started` is in seconds since the epoch. The number alone does not tell, because attempts are
-        counted from 1 again once somebody has removed the trial's folder.
-        """
-        return attempt < self.first_attempts[trial_id] and started < self.created_at
+    @property
+    def trial_ids(self) -> list[str]:
+        """Return the ids of the trials of all its jobs."""
+        return [trial_id for job in self.jobs() for trial_id in job.trial_ids]
 
 
 def folder_of(sweep_folder: SweepFolder, submission_id: str) -> Path:

@@ -14,8 +14,9 @@ import io
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,7 @@ from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED
-from harness.slurm.packing import JobArray, pack
-from harness.slurm.queue import QueuedJob
-from harness.slurm.submission import Submission
+from harness.slurm.submission import JobArray, Submission
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
@@ -44,6 +43,8 @@ from harness.spec.sweep import Sweep
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
+# Jobs of one array: Slurm's MaxArraySize is 1001 unless an administrator raised it.
+MAX_ARRAY_JOBS = 1000
 # The end of a batch script. The leader begins with SIGUSR2 ignored, until it handles it. `wait`
 # returns early when a signal is passed on, and is called again until the leader has ended. After
 # SIGTERM, Slurm is cancelling the job, or requeues it.
@@ -132,72 +133,79 @@ def prepare(
         raise BadInput(f"--results: found {path!r}; allowed: for jobs, a path without %")
     todo = plan(sweep, sweep_folder, redo)
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
-    earlier = submissions.read_all(sweep_folder)
-    queue = queues.query(earlier, patience)
-    _refuse_other_jobs(sweep, profile, sweep_folder, earlier, queue)
-    live = queues.live_jobs(earlier, queue)
-    new_trials = [trial for trial in todo.pending if trial.id not in live]
-    _check_stacks(sweep, new_trials)
-    # Attempts are counted on from those of earlier submissions and of local runs.
-    first_attempts = {}
-    for trial in new_trials:
-        first_attempts[trial.id] = sweep_folder.trial_folder(trial.id).attempt + 1
+    live_ids = _live_trials(sweep, profile, sweep_folder, patience)
+    new_trials = {trial.id: trial for trial in todo.pending if trial.id not in live_ids}
+    _check_stacks(sweep, new_trials.values())
     # A block whose other trials are done keeps what is pending of it together.
     blocks = []
     for block in sweep.blocks():
-        blocks.append([trial for trial in block if trial.id in first_attempts])
+        blocks.append([trial for trial in block if trial.id in new_trials])
     remarks = list(todo.unreadable)
     ignored = ignored_variables()
     if ignored:
-        names = ", ".join(ignored)
-        remarks.append(f"the profile alone says what jobs ask for; ignored: {names}")
-    submission = Submission(
-        sweep=sweep.whole(),
-        profile=profile,
-        arrays=pack(blocks, profile.slurm),
-        first_attempts=first_attempts,
-    )
+        remarks.append(f"the profile alone says what jobs ask for; ignored: {', '.join(ignored)}")
+    arrays = pack(blocks, profile.slurm)
     return PreparedSubmission(
-        submission=submission,
+        submission=Submission(sweep=sweep.whole(), profile=profile, arrays=arrays),
         finished_trials=len(todo.finished),
         live_trials=len(todo.pending) - len(new_trials),
         remarks=remarks,
     )
 
 
-def _refuse_other_jobs(
-    sweep: Sweep,
-    profile: Profile,
-    sweep_folder: SweepFolder,
-    earlier: Sequence[Submission],
-    queue: Sequence[QueuedJob],
-) -> None:
-    """Refuse to add to trials that jobs have which were cancelled, or submitted with another profile.
+def pack(blocks: Sequence[Sequence[Trial]], slurm: SlurmOptions) -> list[JobArray]:
+    """Deal blocks round to as many jobs as may run at a time, each on the nodes that it needs.
+
+    Trials of a block are compared with each other, so it stays in one job. A job that reaches its time limit
+    comes back and goes on, so no duration is estimated. Blocks that need other numbers of nodes or ranks
+    have other jobs, which are in an array of their own. Nodes are filled: five ranks on nodes of four are
+    two nodes with four ranks each, of which three stay idle. A block without trials is passed over.
+    """
+    blocks_by_shape: dict[tuple[int, int], list[Sequence[Trial]]] = {}
+    for block in filter(None, blocks):
+        ranks = max(trial.cell.axes.world_size for trial in block)
+        nodes = -(-ranks // slurm.ranks_per_node)  # rounded up
+        shape = nodes, min(ranks, slurm.ranks_per_node)
+        blocks_by_shape.setdefault(shape, []).append(block)
+    arrays = []
+    for (nodes, ranks), blocks_of_shape in blocks_by_shape.items():
+        jobs = min(slurm.array_parallelism, len(blocks_of_shape), MAX_ARRAY_JOBS)
+        trial_ids = []
+        for number in range(jobs):
+            trials = chain.from_iterable(blocks_of_shape[number::jobs])
+            trial_ids.append([trial.id for trial in trials])
+        arrays.append(JobArray(nodes=nodes, ranks_per_node=ranks, trial_ids=trial_ids))
+    return arrays
+
+
+def _live_trials(
+    sweep: Sweep, profile: Profile, sweep_folder: SweepFolder, patience: float
+) -> set[str]:
+    """Return the ids of the trials that jobs have which have not ended.
 
     A cancelled job runs no further trial, and no other job may run its trials before it has ended.
-    Trials of two profiles would not compare. Raises BadInput.
+    Trials of two profiles would not compare. Raises BadInput where jobs of either kind have trials of the
+    sweep.
     """
     trial_ids = {trial.id for trial in sweep.whole().trials()}
     current = run_settings(sweep, profile)
-    for submission in earlier:
-        live = queues.live_jobs([submission], queue)
-        job_ids = {job.id for trial_id, job in live.items() if trial_id in trial_ids}
-        if not job_ids:
-            continue
-        problem = "were cancelled and have not ended yet"
-        if not submission.is_cancelled:
-            recorded = run_settings(submission.sweep, submission.profile)
-            change = profile_change(recorded, current)
-            if change is None:
-                continue
+    live_ids: set[str] = set()
+    for submission, live in queues.live_submissions(sweep_folder, patience):
+        live_ids.update(live)
+        job_ids = {live[trial_id].id for trial_id in trial_ids & live.keys()}
+        change = profile_change(run_settings(submission.sweep, submission.profile), current)
+        if job_ids and (submission.is_cancelled or change is not None):
             problem = f"have another profile: {change}"
-        raise BadInput(
-            f"{sweep_folder.path}: jobs {listed(sorted(job_ids))} in Slurm's queue {problem}; allowed: once"
-            f" they have ended, or after harness cancel {shlex.quote(sweep.name)}"
-        )
+            if submission.is_cancelled:
+                problem = "were cancelled and have not ended yet"
+            raise BadInput(
+                f"{sweep_folder.path}: jobs {listed(sorted(job_ids))} in Slurm's queue {problem}; allowed:"
+                f" once they have ended, or after harness cancel {shlex.quote(sweep.name)}"
+            )
+    return live_ids
 
 
-def _check_stacks(sweep: Sweep, trials: Sequence[Trial]) -> None:
+def _check_stacks(sweep: Sweep, trials: Iterable[Trial]) -> None:
     """Raise BadInput for a stack that ranks can't run under, as far as this machine can tell.
 
     A container's command is often there on nodes only. Then the leader of each job checks its stacks.
@@ -326,17 +334,13 @@ def cancel(sweep_folder: SweepFolder) -> list[str]:
     Raises SlurmDown if Slurm does not answer, HarnessError with its message if it refuses.
     """
     with lock(sweep_folder):
-        submitted = submissions.read_all(sweep_folder)
-        queue = queues.query(submitted)
         job_ids: dict[str, None] = {}  # in order, once for all trials of a job
-        for submission in submitted:
-            live = queues.live_jobs([submission], queue)
+        for submission, live in queues.live_submissions(sweep_folder):
             job_ids |= dict.fromkeys(job.id for job in live.values())
-            if live:
-                # Written before the jobs end: a leader that saves its trial reads it, and does not
-                # requeue its job.
-                folder = submissions.folder_of(sweep_folder, submission.id)
-                (folder / submissions.CANCELLED).touch()
+            # Written before the jobs end: a leader that saves its trial reads it, and does not
+            # requeue its job.
+            folder = submissions.folder_of(sweep_folder, submission.id)
+            (folder / submissions.CANCELLED).touch()
         if job_ids:
             completed = controller.run_client(["scancel", *job_ids])
             if completed.returncode:

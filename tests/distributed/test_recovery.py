@@ -192,8 +192,8 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
         "Interrupted",
         "what ran it ended without leaving a record",
     )
-    assert record.first_started is not None
-    assert began < record.first_started < killed.at < record.started
+    assert killed.began_at is not None
+    assert began < killed.began_at < killed.at < record.started
     assert record.numbers["wall_s"] > record.ended - record.started
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.paths import Results, TrialFolder
-from harness.launch import host_lock
+from harness.launch import hold
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.spec.cell import Trial
@@ -87,7 +87,7 @@ class BusyProgram(RecordCollector):
 def test_a_trial_beside_programs_that_have_the_cores_is_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_lock, "LOCK_PATH", tmp_path / "host.lock")
+    monkeypatch.setattr(hold, "LOCK_PATH", tmp_path / "host.lock")
     path = line_sweep(tmp_path, {"line": {}}, length={"steps": 4000})
     rules = ValidityRules(steal=None, reruns=0)
     (record,) = run(path, listener=BusyProgram(), validity=rules)

@@ -12,6 +12,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.hardware.machine import Machine
 from harness.hardware.mfu import mfu_numbers
 from harness.launch.assemble import assemble
+from harness.launch.ranks import how_ended
 from harness.records.environment import Gpu
 from harness.records.record import Record
 from harness.render.cells import cells_table
@@ -134,27 +135,9 @@ def test_a_record_is_assembled_with_its_mfu(
         attempt=1,
     )
     peaks = {make_machine().key: make_machine()}
-    found = assemble(
-        folder,
-        "demo",
-        assignment,
-        started=0.0,
-        ended=9.0,
-        previous_failures=(),
-        ended_by=None,
-        rules=ValidityRules(),
-        peaks=peaks,
-    )
+    ended = how_ended(folder, len(made.ranks), started=0.0)
+    found = assemble("demo", assignment, ended, ValidityRules(), peaks=peaks)
     throughput = found.numbers["throughput_samples_per_s"]
     assert found.numbers["mfu_measured"] == pytest.approx(throughput * FLOPS / 100e9)
-    without = assemble(
-        folder,
-        "demo",
-        assignment,
-        started=0.0,
-        ended=9.0,
-        previous_failures=(),
-        ended_by=None,
-        rules=ValidityRules(),
-    )
+    without = assemble("demo", assignment, ended, ValidityRules())
     assert "mfu_measured" not in without.numbers

@@ -16,7 +16,6 @@ from harness.launch.abandoned import (
     MIN_AGE,
     VARIABLE,
     kill_abandoned,
-    kill_abandoned_of_trial,
     mark_variables,
     remove_abandoned_blocks,
 )
@@ -60,10 +59,10 @@ def test_those_of_one_trial_leave_others_alone() -> None:
     for log in ("one.log", "other.log"):
         variables = {**os.environ, **mark_variables(log)}
         children[log] = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
-    kill_abandoned_of_trial("one.log")
+    kill_abandoned("one.log")
     assert children["one.log"].wait(10) == -signal.SIGKILL
     assert children["other.log"].poll() is None
-    kill_abandoned_of_trial("other.log")
+    kill_abandoned("other.log")
     assert children["other.log"].wait(10) == -signal.SIGKILL
 
 

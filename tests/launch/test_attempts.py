@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.launch.attempts import begin_attempt, continued_since, failures_before
+from harness.launch.attempts import begin_attempt, failures_before
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
-from harness.records.record import Failure, Status
-from harness.records.running import Heartbeat
+from harness.records.record import Status
 from tests.factories import make_record
 
 
@@ -61,6 +59,14 @@ def test_a_fresh_attempt_has_no_others_before_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["attempt-2"]
 
 
+def test_a_compilers_cache_goes_with_the_attempt_that_has_died(tmp_path: Path) -> None:
+    killed = leave_attempt(TrialFolder(tmp_path), None)
+    cache = killed.compiler_cache(0)
+    cache.mkdir()
+    begin_attempt(killed, fresh=False)
+    assert not cache.exists()
+
+
 def test_two_jobs_never_begin_the_same_attempt(tmp_path: Path) -> None:
     begin_attempt(TrialFolder(tmp_path), fresh=False)
     with pytest.raises(HarnessError, match="attempt-1: another job has just begun it"):
@@ -75,19 +81,8 @@ def test_an_attempt_without_a_record_was_interrupted_at_its_last_sign_of_life(
     os.utime(folder.assignment_path, (1000.0, 1000.0))
     folder.heartbeat_folder.mkdir()
     for rank, at in enumerate([1030.0, 1034.0]):
-        beat = Heartbeat(
-            rank=rank, host="n1", pid=7, created=1.0, step=3, in_step=True, position="", at=at
-        )
-        folder.heartbeat_path(rank).write_text(json.dumps(asdict(beat)))
+        folder.heartbeat_path(rank).touch()
+        os.utime(folder.heartbeat_path(rank), (at, at))
     (failure,) = failures_before(begin_attempt(folder, fresh=False))
     assert (failure.kind, failure.attempt) == ("Interrupted", 1)
     assert (failure.began_at, failure.at) == (1000.0, 1034.0)
-
-
-def test_what_was_only_measured_again_is_not_continued() -> None:
-    kinds = ["Lost", "Invalid", "Interrupted", "Lost"]
-    failures = []
-    for number, kind in enumerate(kinds):
-        failures.append(Failure(kind=kind, message="", began_at=float(number)))
-    assert continued_since(failures) == 2.0
-    assert continued_since(failures[:2]) is None

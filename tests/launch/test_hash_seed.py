@@ -46,7 +46,6 @@ def test_ranks_begin_with_the_users_seed_or_with_0(
         python="python",
         prefix=(),
         address="127.0.0.1",
-        free_port=lambda: 1,
     )
     for launcher in (Torchrun(environment={}), srun):
         assert launcher.variables(1, {})["PYTHONHASHSEED"] == seed

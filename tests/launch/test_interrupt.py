@@ -24,11 +24,11 @@ class Interrupted:
         self.reasons: list[str | None] = []
 
     def run(self) -> None:
-        with deferred_interrupts(self.announced.append) as stop_reason:
-            self.reasons.append(stop_reason())
+        with deferred_interrupts(self.announced.append) as stop:
+            self.reasons.append(stop.reason())
             for number in self.signals:
                 signal.raise_signal(number)
-                self.reasons.append(stop_reason())
+                self.reasons.append(stop.reason())
 
 
 def test_a_first_interrupt_is_announced_once_and_raised_at_the_end() -> None:
@@ -76,8 +76,8 @@ def test_without_an_interrupt_nothing_is_raised_in_any_thread() -> None:
     reasons: list[str | None] = []
 
     def run() -> None:
-        with deferred_interrupts(print) as stop_reason:
-            reasons.append(stop_reason())
+        with deferred_interrupts(print) as stop:
+            reasons.append(stop.reason())
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -7,21 +7,16 @@ from pathlib import Path
 import pytest
 
 from harness.launch import lanes
-from harness.launch.lanes import (
-    Group,
-    MachineRoom,
-    lane_count,
-    side_by_side,
-)
+from harness.launch.lanes import Group, MachineRoom, arrange
 from harness.records.assignment import Lane
 from harness.spec.axes import Axes
 from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Parallel
+from harness.spec.cluster import Parallel, Profile
 from tests.factories import make_cell
 
 CELLS = [make_cell(batch_size=size) for size in (16, 32, 64)]
 DDP = make_cell(strategy="ddp", world_size=2)
-SMALL = MachineRoom(ranks=4, gpus=0, cores=[[0, 4], [1, 5], [2, 6], [3, 7]])
+SMALL = MachineRoom(ranks=4, gpus=0, cores=[0, 4, 1, 5, 2, 6, 3, 7])
 
 
 def trials_of(*cells: Cell, seeds: int) -> list[Trial]:
@@ -44,9 +39,9 @@ def test_a_machine_holds_trials_whose_cores_or_gpus_are_disjoint(
     gpus: int, axes: dict[str, int], trials: int
 ) -> None:
     room = MachineRoom(ranks=4, gpus=gpus, cores=SMALL.cores)
-    assert room.capacity(Axes(batch_size=64, **axes)) == trials  # type: ignore[arg-type]
-    assert lane_count("auto", trials) == max(1, trials)
-    assert lane_count(2, trials) == max(1, min(2, trials))
+    of_cell = Axes(batch_size=64, **axes)  # type: ignore[arg-type]
+    assert room.lane_count(of_cell, "auto") == max(1, trials)
+    assert room.lane_count(of_cell, 2) == max(1, min(2, trials))
 
 
 def test_lanes_share_no_core_and_no_physical_core() -> None:
@@ -58,14 +53,21 @@ def test_lanes_share_no_core_and_no_physical_core() -> None:
 
 def test_without_parallel_trials_stay_as_they_are() -> None:
     trials = trials_of(*CELLS, DDP, seeds=3)
-    arrange = side_by_side(SMALL, 1)
-    assert arrange(trials) == [Group(lanes=[Lane()], trials=trials)]
+    assert arrange(trials, Profile()) == [Group(lanes=[Lane()], trials=trials)]
 
 
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four slots, and four physical cores of two threads each."""
+    monkeypatch.setattr(lanes, "available_slots", lambda profile: (4, "four"))
+    monkeypatch.setattr(lanes, "neighboring_cores", lambda cores: SMALL.cores)
+
+
+@pytest.mark.usefixtures("small_machine")
 @pytest.mark.parametrize("parallel", ["auto", 2])
 def test_trials_of_other_sizes_are_groups_of_their_own(parallel: Parallel) -> None:
     trials = trials_of(*CELLS, DDP, make_cell(strategy="ddp", world_size=4), seeds=3)
-    groups = side_by_side(SMALL, parallel)(trials)
+    groups = arrange(trials, Profile(device="cpu", parallel=parallel))
     sizes = [{trial.cell.axes.world_size for trial in group.trials} for group in groups]
     if parallel == "auto":
         assert [len(group.lanes) for group in groups] == [1, 2, 4]
@@ -77,11 +79,12 @@ def test_trials_of_other_sizes_are_groups_of_their_own(parallel: Parallel) -> No
     assert sorted(map(repr, everywhere)) == sorted(map(repr, trials))
 
 
+@pytest.mark.usefixtures("small_machine")
 def test_the_last_trial_of_many_has_the_lane_that_it_would_have_had_among_them() -> None:
     trials = trials_of(*CELLS, seeds=3)
-    (group,) = side_by_side(SMALL, "auto")(trials)
+    (group,) = arrange(trials, Profile(device="cpu", parallel="auto"))
     assert (len(group.lanes), group.trials) == (4, trials)
-    (alone,) = side_by_side(SMALL, "auto")(trials[-1:])
+    (alone,) = arrange(trials[-1:], Profile(device="cpu", parallel="auto"))
     assert alone.lanes == group.lanes
 
 
@@ -91,14 +94,12 @@ def test_threads_of_a_physical_core_are_neighbors(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text("0\n")
         (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
-    assert lanes.physical_cores(range(8), tmp_path) == SMALL.cores
-    assert lanes.physical_cores([1, 0], tmp_path / "none") == [[0], [1]]
+    assert lanes.neighboring_cores(range(8), tmp_path) == SMALL.cores
+    assert lanes.neighboring_cores([1, 0], tmp_path / "none") == [0, 1]
 
 
 def test_more_lanes_than_two_share_no_physical_core_as_long_as_there_are_enough() -> None:
     assert [lane.cores for lane in SMALL.lanes(3)] == [(0, 4), (1, 5), (2, 6)]
-    six = MachineRoom(ranks=12, gpus=0, cores=[[core, core + 6] for core in range(6)])
+    six = MachineRoom(ranks=12, gpus=0, cores=range(12))
     assert [len(lane.cores) for lane in six.lanes(4)] == [3] * 4, "as many as they have room for"
-    hybrid = MachineRoom(ranks=6, gpus=0, cores=[[0, 1], [2, 3], [4], [5]])
-    assert [len(lane.cores) for lane in hybrid.lanes(2)] == [3, 3]
     assert [lane.cores for lane in SMALL.lanes(8)] == [(n,) for n in (0, 4, 1, 5, 2, 6, 3, 7)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.launch.retries import is_retried
+from harness.launch.retries import RETRIES, RETRIES_OF_SAVED, is_retried
 from harness.records.record import Failure
 
 
@@ -23,20 +23,20 @@ def failures(*kinds: str) -> list[Failure]:
 def test_a_failure_allows_so_many_more_attempts(kind: str, times: int) -> None:
     answers = []
     for count in range(1, 5):
-        answers.append(is_retried(failures(*[kind] * count), 0.0, saves=False, saved_at=0.0))
+        answers.append(is_retried(failures(*[kind] * count), 0.0, RETRIES))
     assert answers == [True] * times + [False] * (4 - times)
 
 
 def test_failures_before_a_submission_do_not_count() -> None:
     lost = failures("NodeFailure", "NodeFailure", "NodeFailure")
-    assert not is_retried(lost, 0.0, saves=False, saved_at=0.0)
-    assert is_retried(lost, 20.0, saves=False, saved_at=0.0)
+    assert not is_retried(lost, 0.0, RETRIES)
+    assert is_retried(lost, 20.0, RETRIES)
 
 
-def test_each_save_begins_anew() -> None:
+def test_what_may_be_the_trials_own_is_retried_where_it_saves() -> None:
     """Two ends before a save leave all retries to those after it; a fault of its own has none."""
     killed = failures("Killed", "Killed", "Killed")
-    assert is_retried(killed, 0.0, saves=True, saved_at=15.0)
-    assert not is_retried(killed, 0.0, saves=True, saved_at=5.0)
-    assert not is_retried(killed, 0.0, saves=False, saved_at=0.0)
-    assert not is_retried(failures("ValueError"), 0.0, saves=True, saved_at=15.0)
+    assert is_retried(killed, 15.0, RETRIES_OF_SAVED)
+    assert not is_retried(killed, 5.0, RETRIES_OF_SAVED)
+    assert not is_retried(killed, 15.0, RETRIES)
+    assert not is_retried(failures("ValueError"), 15.0, RETRIES_OF_SAVED)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.core.errors import StorageError
 from harness.core.paths import SweepFolder
+from harness.launch.interrupt import StopRequest
 from harness.launch.lanes import Group
-from harness.launch.runner import (
-    Life,
-    Runner,
-    StopRequest,
-    TrialListener,
-)
+from harness.launch.runner import Life, Runner, TrialListener
 from harness.launch.sweep import plan
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Lane
@@ -26,7 +21,7 @@ from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 
 
-def make_runner(folder: Path, seeds: int, **settings: Any) -> Runner:
+def make_runner(folder: Path, seeds: int) -> Runner:
     """Return the runner of a sweep of one cell with so many seeds."""
     return Runner(
         sweep=load(folder, seeds=list(range(seeds))),
@@ -34,9 +29,7 @@ def make_runner(folder: Path, seeds: int, **settings: Any) -> Runner:
         folder=SweepFolder(folder / "results" / "runs" / "sweep"),
         launcher=Torchrun(environment={}),
         listener=TrialListener(),
-        peaks={},
-        stop=StopRequest(lambda: None),
-        **settings,
+        stop=StopRequest(),
     )
 
 
@@ -62,7 +55,7 @@ def test_a_trial_that_runs_again_from_the_start_is_not_done_from_then_on(
 def test_an_error_of_one_trial_has_those_beside_it_save_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def arrange(trials: Sequence[Trial]) -> list[Group]:
+    def arrange(trials: Sequence[Trial], profile: Profile) -> list[Group]:
         return [Group(lanes=[Lane(number=number, count=2) for number in range(2)], trials=trials)]
 
     def live(self: Runner, trial: Trial, *_: object, **options: bool) -> Life:
@@ -74,7 +67,8 @@ def test_an_error_of_one_trial_has_those_beside_it_save_their_state(
         return make_record(trial.cell, seed=trial.seed, status="interrupted")
 
     monkeypatch.setattr(Runner, "_run_with_resumes", live)
-    runner = make_runner(tmp_path, 3, arrange=arrange)
+    monkeypatch.setattr("harness.launch.runner.arrange", arrange)
+    runner = make_runner(tmp_path, 3)
     records = runner.run(runner.sweep.trials())
     assert next(records).trial.seed == 1
     with pytest.raises(StorageError):

@@ -12,8 +12,9 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
+from harness.launch.ranks import run_ranks
 from harness.launch.torchrun import Torchrun
-from harness.launch.unmeasured import run_task
+from harness.launch.unmeasured import finish
 from tests.support.running import wait_until
 
 # Starts something in a session of its own, and is killed before it could end that.
@@ -42,7 +43,7 @@ def run(folder: TrialFolder, program: Program) -> None:
     variables = program.variables(1, {})
     folder.assignment_path.touch()
     with pytest.raises(HarnessError, match="rank 0: Lost: left no result; its launcher"):
-        run_task("check", folder, program, variables, world_size=1, timeout=60)
+        finish(run_ranks(program, folder, 1, variables, 60), folder)
 
 
 def test_what_a_killed_launcher_has_left_is_ended(tmp_path: Path) -> None:

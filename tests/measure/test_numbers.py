@@ -24,7 +24,7 @@ def test_the_share_that_trained_is_that_of_the_steps() -> None:
 def test_attempts_count_and_the_pauses_between_them_do_not() -> None:
     """Stopped after 40 s, and continued when the user came back 900 s later."""
     stopped = Failure(kind="Interrupted", message="stopped", began_at=60.0, at=100.0)
-    record = with_ranks(undisturbed(), first_started=60.0, previous_failures=(stopped,))
+    record = with_ranks(undisturbed(), previous_failures=(stopped,))
     assert (record.numbers["wall_s"], record.numbers["ettr"]) == (140.0, 0.5)
 
 

@@ -71,7 +71,7 @@ def test_run_submit_and_show_say_which_combinations_are_left_out(
     resumed.on_plan([], [])
     resumed.on_plan(sweep.trials(), [])
     assert capsys.readouterr().out.splitlines().count(found) == 1
-    submission = Submission(sweep=sweep, profile=Profile(), arrays=[], first_attempts={})
+    submission = Submission(sweep=sweep, profile=Profile(), arrays=[])
     show_prepared(
         TerminalConsole(),
         PreparedSubmission(submission=submission, finished_trials=0, live_trials=0, remarks=[]),

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from harness.core.paths import SweepFolder
-from harness.slurm.packing import JobArray
-from harness.slurm.submission import Submission
+from harness.slurm.submission import JobArray, Submission
 from harness.slurm.submit import array_executor, call_sbatch
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
@@ -52,7 +51,6 @@ def test_values_that_a_shell_would_expand(
         sweep=load(tmp_path, name="hostile"),
         profile=Profile(launcher="slurm", device="cpu", slurm=options),
         arrays=[array],
-        first_attempts={},
     )
     executor = array_executor(folder, submission, 0)
     call_sbatch(executor, "exec touch proof")

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.errors import HarnessError
+from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder
 from harness.launch import controller, watch
 from harness.launch.retries import RETRIES
-from harness.launch.runner import Runner, StopRequest
+from harness.launch.runner import Runner
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult, Record
 from harness.slurm import leader, submission
-from harness.slurm.leader import JobIsOver, JobListener, Restarts
-from harness.slurm.packing import JobArray
-from harness.slurm.submission import Submission
+from harness.slurm.leader import Job, JobIsOver, JobListener
+from harness.slurm.submission import JobArray, Submission
 from harness.spec.cell import Trial
 from harness.spec.cluster import Profile
 from harness.spec.slurm import SlurmOptions
@@ -40,31 +39,24 @@ def listener() -> JobListener:
     return JobListener()
 
 
-def make_submission(sweep: Sweep, first_attempts: dict[str, int]) -> Submission:
-    """Return a submission of one job, which has every trial of the sweep."""
-    trial_ids = [trial.id for trial in sweep.trials()]
-    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[trial_ids])
-    arrays = [array]
-    return Submission(sweep=sweep, profile=PROFILE, arrays=arrays, first_attempts=first_attempts)
+def make_job(folder: Path, trials: Sequence[Trial], sweep: Sweep, **slurm: int) -> Job:
+    """Return the only job of a submission, which has these trials of the sweep."""
+    array = JobArray(nodes=1, ranks_per_node=1, trial_ids=[[trial.id for trial in trials]])
+    profile = replace(PROFILE, slurm=SlurmOptions(**slurm))  # type: ignore[arg-type]
+    submitted = Submission(sweep=sweep, profile=profile, arrays=[array])
+    return Job(sweep_folder=SweepFolder(folder / "sweep"), submission=submitted, array=0, index=0)
 
 
-def make_runner(
-    folder: Path, sweep: Sweep, first_attempts: dict[str, int], listener: JobListener
-) -> Runner:
+def make_runner(folder: Path, sweep: Sweep, listener: JobListener) -> Runner:
     """Return the runner of a job that has every trial of the sweep."""
-    submitted = make_submission(sweep, first_attempts)
-    sweep_folder, stop = SweepFolder(folder / "sweep"), StopRequest(listener.stop_reason)
-    runner = leader.runner_of(sweep_folder, submitted, submitted.arrays[0], listener, stop)
+    runner = make_job(folder, sweep.trials(), sweep).runner(listener)
     return replace(runner, since=BEGUN)
 
 
 @pytest.fixture
 def runner(tmp_path: Path, listener: JobListener) -> Runner:
-    """A runner of five trials, the last of which had failed once before it was submitted."""
-    sweep = load(tmp_path, seeds=[0, 1, 2, 3, 4])
-    first_attempts = {trial.id: 1 for trial in sweep.trials()}
-    first_attempts[sweep.trials()[4].id] = 2
-    return make_runner(tmp_path, sweep, first_attempts, listener)
+    """A runner of five trials."""
+    return make_runner(tmp_path, load(tmp_path, seeds=[0, 1, 2, 3, 4]), listener)
 
 
 def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
@@ -134,13 +126,16 @@ class TestTheExitCode:
         ],
     )
     def test_says_whether_the_leader_meant_to_end(
-        self, error: Exception | None, code: int, monkeypatch: pytest.MonkeyPatch
+        self, error: Exception | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lead(*arguments: object) -> None:
-            assert arguments == ("/sweep", "id", 1, 7)
+        submitted = make_job(tmp_path, [], load(tmp_path)).submission
+
+        def lead(job: Job) -> None:
+            assert (job.array, job.index) == (1, 7)
             if error is not None:
                 raise error
 
+        monkeypatch.setattr(submission, "read", lambda folder: submitted)
         monkeypatch.setattr(leader, "lead", lead)
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
         assert leader.main(["lead", "/sweep", "id", "1"]) == code
@@ -148,28 +143,29 @@ class TestTheExitCode:
 
 class TestSignals:
     def test_precede_the_time_limit_and_a_preemption(self, listener: JobListener) -> None:
-        assert listener.stop_reason() is None
+        assert listener.stop.reason() is None
         listener.on_signal(SIGNAL, None)
         listener.on_signal(signal.SIGTERM, None)
-        assert listener.stop_reason() == "time limit or preemption"
+        assert listener.stop.reason() == "time limit or preemption"
 
     def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
         listener.on_signal(signal.SIGTERM, None)
-        assert listener.stop_reason() == "SIGTERM"
+        assert listener.stop.reason() == "SIGTERM"
 
 
 class TestLead:
     """`lead` itself, in a job in which no trial gets to run."""
 
     @pytest.fixture
-    def submitted(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Submission]:
+    def submitted(
+        self, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Submission]:
         """A submission whose job fails the test if it is requeued."""
         monkeypatch.setenv("SLURM_JOB_ID", "71")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
-        monkeypatch.setattr(leader, "requeue", lambda *_: pytest.fail("the job was requeued"))
-        first_attempts = {trial.id: 1 for trial in runner.sweep.trials()}
-        submitted = make_submission(runner.sweep, first_attempts)
+        monkeypatch.setattr(Job, "requeue", lambda _: pytest.fail("the job was requeued"))
+        submitted = make_job(tmp_path, runner.sweep.trials(), runner.sweep).submission
         submission.write(runner.folder, submitted)
         yield submitted
         for number in (SIGNAL, signal.SIGTERM):
@@ -177,7 +173,8 @@ class TestLead:
 
     def lead(self, runner: Runner, submitted: Submission) -> None:
         """Lead the submission's only job."""
-        leader.lead(str(runner.folder.path), submitted.id, 0, 0)
+        read = submission.read(submission.folder_of(runner.folder, submitted.id))
+        leader.lead(Job(sweep_folder=runner.folder, submission=read, array=0, index=0))
 
     def test_with_an_interface_that_has_no_address_is_over_at_once(
         self, runner: Runner, submitted: Submission
@@ -185,7 +182,7 @@ class TestLead:
         """The interface will have none when the job is back either."""
         profile = replace(submitted.profile, environment={"GLOO_SOCKET_IFNAME": "ib7"})
         submission.write(runner.folder, replace(submitted, profile=profile))
-        with pytest.raises(JobIsOver, match=r"GLOO_SOCKET_IFNAME: found 'ib7' without an address"):
+        with pytest.raises(BadInput, match=r"GLOO_SOCKET_IFNAME: found 'ib7' without an address"):
             self.lead(runner, submitted)
 
     def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
@@ -194,7 +191,11 @@ class TestLead:
             self.lead(runner, submitted)
 
     def test_leaves_out_what_was_submitted_again(
-        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
+        self,
+        runner: Runner,
+        submitted: Submission,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Slurm has received a call of sbatch that it did not answer, after the next one."""
         ran: list[Trial] = []
@@ -204,8 +205,7 @@ class TestLead:
             return iter(())
 
         monkeypatch.setattr(Runner, "run", run)
-        again = dict.fromkeys(list(submitted.first_attempts)[1:], 1)
-        later = make_submission(runner.sweep, again)
+        later = make_job(tmp_path, runner.sweep.trials()[1:], runner.sweep).submission
         submission.write(runner.folder, replace(later, id="20991231-000000-0000"))
         with pytest.raises(JobIsOver, match="left undone: 1 trial"):
             self.lead(runner, submitted)
@@ -310,7 +310,7 @@ def test_a_rank_that_crashes_leaves_the_others_a_moment(
     sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
     slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
-    runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
+    runner = make_runner(tmp_path, sweep, listener)
 
     record = next(replace(runner, poll_seconds=0.01).run([trial]))
     assert str(record.failure) == "rank 1 on n2: Killed: ended by SIGABRT"
@@ -339,7 +339,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
     plant_step(slurm, DYING_NODE_SRUN)
     sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
-    runner = make_runner(tmp_path, sweep, {trial.id: 1}, listener)
+    runner = make_runner(tmp_path, sweep, listener)
 
     record = next(replace(runner, poll_seconds=0.01).run([trial]))
     assert record.failure is not None
@@ -371,63 +371,65 @@ class TestCallsOfScontrol:
         monkeypatch.setattr(controller, "FIRST_PAUSE", 0.01)
         return tmp_path / "scontrol.log"
 
-    @pytest.fixture
-    def restarts(self, tmp_path: Path) -> Restarts:
-        """Those of a job that was started again twice."""
-        return Restarts(tmp_path / "71.restarts")
-
     def test_name_a_task_of_an_array_by_its_index(
-        self, scontrol_log: Path, restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+        self, scontrol_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The SLURM_JOB_ID of its last task is the array's, by which Slurm would requeue all tasks."""
         monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "71")
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-        leader.requeue(SlurmOptions(requeues=3), restarts)
+        make_job(tmp_path, [], load(tmp_path)).requeue()
         assert scontrol_log.read_text() == "requeue 71_3\n"
 
     def test_are_limited_unless_a_trial_has_ended_meanwhile(
-        self, scontrol_log: Path, restarts: Restarts
+        self, scontrol_log: Path, tmp_path: Path
     ) -> None:
-        with pytest.raises(JobIsOver, match=r"after 2 requeues without .*; slurm.requeues: 2"):
-            leader.requeue(SlurmOptions(requeues=2), restarts)
+        job = make_job(tmp_path, [], load(tmp_path), requeues=2)
+        with pytest.raises(JobIsOver, match=r"again 2 times without .*; slurm.requeues: 2"):
+            job.requeue()
         assert not scontrol_log.exists()
-        restarts.note_progress()
-        assert restarts.fruitless() == 0
-        leader.requeue(SlurmOptions(requeues=2), restarts)
+        job.note_progress()
+        assert job.fruitless_restarts() == 0
+        job.requeue()
         assert scontrol_log.exists()
 
-    def test_that_followed_a_save_do_not_count(self, runner: Runner, tmp_path: Path) -> None:
-        """A trial of seven hours finishes in jobs of one hour, however often they come back."""
-        folder = runner.folder.trial_folder("mlp-1-s0-r0")
-        assert not leader._has_saved(folder, 0.0)
-        checkpoint = folder.resume_checkpoints / "step-40"
-        checkpoint.mkdir(parents=True)
-        began = checkpoint.stat().st_mtime
-        assert leader._has_saved(folder, began)
-        assert not leader._has_saved(folder, began + 1.0), "of an earlier start of the job"
-
-    def test_that_slurm_refuses_are_an_error(self, tmp_path: Path, restarts: Restarts) -> None:
+    def test_that_slurm_refuses_are_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "refusals").write_text("Requested operation is presently disabled\n")
         with pytest.raises(
             HarnessError, match="job 71 can't be requeued: Requested operation is presently"
         ):
-            leader.requeue(SlurmOptions(requeues=3), restarts)
+            make_job(tmp_path, [], load(tmp_path)).requeue()
 
     def test_are_repeated_until_the_controller_answers(
-        self,
-        scontrol_log: Path,
-        restarts: Restarts,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
+        self, scontrol_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 3)
-        leader.requeue(SlurmOptions(requeues=3), restarts)
+        make_job(tmp_path, [], load(tmp_path)).requeue()
         assert scontrol_log.read_text() == "requeue 71\n" * 4
         assert capsys.readouterr().out.count(NO_CONTROLLER) == 1
 
-    def test_end_when_patience_does(
-        self, restarts: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_end_when_patience_does(self, tmp_path: Path) -> None:
         (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
         completed = controller.call(["scontrol", "requeue", "71"], patience=0.1)
         assert completed.returncode == 1
+
+
+def test_a_trial_that_saves_gets_on_however_often_its_job_comes_back(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial of seven hours finishes in jobs of one hour."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    trial = runner.sweep.trials()[0]
+    job = make_job(tmp_path, [trial], runner.sweep)
+    stopped = Failure(kind="Interrupted", message="time limit")
+    checkpoint = runner.folder.trial_folder(trial.id).resume_checkpoints / "step-40"
+
+    def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
+        started = checkpoint.stat().st_mtime if checkpoint.exists() else 1.0
+        yield make_record(trial.cell, status="interrupted", failure=stopped, started=started)
+
+    monkeypatch.setattr(Runner, "run", run)
+    assert leader.run_until_interrupted(job, runner, [trial]) == "Interrupted: time limit"
+    assert job.fruitless_restarts() == 2
+    checkpoint.mkdir(parents=True)
+    leader.run_until_interrupted(job, runner, [trial])
+    assert job.fruitless_restarts() == 0

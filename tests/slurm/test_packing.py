@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from harness.slurm.packing import MAX_ARRAY_JOBS, JobArray, pack
+from harness.slurm.submission import JobArray
+from harness.slurm.submit import MAX_ARRAY_JOBS, pack
 from harness.spec.cell import Cell, Trial
 from harness.spec.slurm import SlurmOptions
 from tests.factories import make_cell

@@ -24,9 +24,8 @@ from harness.records.store import lock
 from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
-from harness.slurm.packing import JobArray
 from harness.slurm.status import State, SweepStatus, TrialState, read_statuses, sweep_status
-from harness.slurm.submission import Submission
+from harness.slurm.submission import JobArray, Submission
 from harness.spec.cluster import Profile
 from tests.factories import make_record, write_trial
 from tests.support.commands import harness
@@ -60,10 +59,7 @@ def submission(tmp_path: Path) -> Submission:
         ranks_per_node=1,
         trial_ids=[[trial.id] for trial in trials],
     )
-    arrays = [array]
-    first_attempts = {trial.id: 1 for trial in trials}
-    profile = Profile(launcher="slurm")
-    return Submission(sweep=sweep, profile=profile, arrays=arrays, first_attempts=first_attempts)
+    return Submission(sweep=sweep, profile=Profile(launcher="slurm"), arrays=[array])
 
 
 @pytest.fixture
@@ -134,7 +130,7 @@ class TestQueue:
         queue = queues.parse_squeue(
             f"7_0|RUNNING|n1|{name}|None\n7_[1-4,6%2]|PENDING||{name}|Priority\n"
         )
-        states = [job.state for job in queues.live_jobs([submission], queue).values()]
+        states = [job.state for job in queues.live_jobs(submission, queue).values()]
         assert states == ["RUNNING", *["PENDING"] * 6]
 
     @pytest.mark.parametrize("line", ["7_0|RUNNING|n1", "7_0x|RUNNING|n1|NAME|None"])
@@ -245,7 +241,7 @@ class TestOfSubmittedTrials:
     ) -> None:
         """Slurm's ids come back after a while."""
         squeue = SQUEUE.replace("NAME", "another-job-of-mine")
-        assert queues.live_jobs([submission], queues.parse_squeue(squeue)) == {}
+        assert queues.live_jobs(submission, queues.parse_squeue(squeue)) == {}
         assert set(names(states_by(submission, folder, squeue))) == {"lost"}
 
     def test_invalid_is_not_final_while_its_job_may_run_it_again(
@@ -301,8 +297,7 @@ class TestOfSubmittedTrials:
     ) -> None:
         leave(2, status="failed", started=submission.created_at - 9)
         leave(4, status="failed")
-        second = replace(submission, first_attempts=dict.fromkeys(submission.first_attempts, 2))
-        rows = states_by(second, folder)
+        rows = states_by(submission, folder)
         assert (rows[2].state, rows[4].state) == ("queued", "failed")
 
 

@@ -103,9 +103,9 @@ def test_a_run_of_a_part_leaves_the_sweep_as_it_is(sweep: Sweep, tmp_path: Path)
     part = select(sweep, ["precision=bf16"])
     planned = plan(part, folder, "failed")
     assert {trial.cell.axes.precision for trial in planned.pending} == {"bf16"}
-    assert [record.trial.id for record in planned.unselected] == [first.id]
+    assert [record.trial.id for record in planned.others] == [first.id]
     forced = plan(part, folder, "all")
-    assert [record.trial.id for record in forced.unselected] == [first.id]
+    assert [record.trial.id for record in forced.others] == [first.id]
     write_spec(part, folder)
     content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
     assert content["trials"] == [trial.id for trial in sweep.trials()]

@@ -23,6 +23,7 @@ from harness.core import storage
 from harness.core.errors import BadFile, Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
+from harness.launch.ranks import how_ended
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.decode import decode_file
@@ -510,17 +511,9 @@ def assemble_record(tmp_path: Path) -> Assemble:
         for rank, exit_code in exit_codes.items():
             listed[rank] = {"exitcode": exit_code, "at": time.time(), "pid": 1}
         folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")
-        return assemble(
-            folder,
-            "line",
-            assignment,
-            started=0,
-            ended=1,
-            previous_failures=(),
-            ended_by=None,
-            rules=ValidityRules(),
-            observed_failures=Torchrun(environment={}).observed_failures(folder, ""),
-        )
+        observed = Torchrun(environment={}).observed_failures(folder, "")
+        ended = how_ended(folder, 2, started=0, observed_failures=observed)
+        return assemble("line", assignment, ended, ValidityRules())
 
     return assemble_from
 

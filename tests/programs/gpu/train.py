@@ -14,6 +14,7 @@ from typing import Any
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.launch.assemble import assemble
+from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
 from harness.records.record import Record
@@ -69,10 +70,9 @@ def train(cell: Cell, folder: Path, device: Any) -> Record:
     write_assignment(trial_folder.assignment_path, assignment)
     started = time.time()
     worker.main([str(folder)])
-    record = assemble(
-        trial_folder, "gpu", assignment, started=started, ended=time.time(), previous_failures=(),
-        ended_by=None, rules=ValidityRules(), peaks=read_machine(folder.parent.parent),
-    )  # fmt: skip
+    ended = how_ended(trial_folder, 1, started)
+    peaks = read_machine(folder.parent.parent)
+    record = assemble("gpu", assignment, ended, ValidityRules(), peaks=peaks)
     write_record(trial_folder.record_path, record)
     if record.failure is not None:
         raise RuntimeError(f"{record.failure.kind}: {record.failure.message}")

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.launch.assemble import assemble
+from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result, write_record
 from harness.spec.cell import Cell, Length, Trial
@@ -221,10 +222,8 @@ def measure_assembly(ranks: int, steps: int) -> Cost:
             write_rank_result(folder.result_path(number), result)
         assignment = Assignment(trial=Trial(cell=cell, seed=0, repeat=0), base_folder=".")
         wall, cpu = time.perf_counter(), time.process_time()
-        record = assemble(
-            folder, "scale", assignment, started=1.7e9, ended=1.7e9 + 60, previous_failures=(),
-            ended_by=None, rules=ValidityRules(),
-        )  # fmt: skip
+        ended = how_ended(folder, ranks, 1.7e9)
+        record = assemble("scale", assignment, ended, ValidityRules())
         assert record.summary is not None, record.failure
         write_record(folder.record_path, record)
         return Cost(
