@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.multiprocessing
@@ -99,22 +100,41 @@ class LoadedSamples:
         self._pauses = pauses
         # Batches and samples by loader, the latest one last. Ids alone may be those of loaders that are gone.
         self._pending: dict[DataLoader[Any], tuple[int, float]] = {}
+        # Loaders that are trained with. One of them may yield before `train` ends an evaluation, as
+        # Hugging Face's Trainer calls it in each step: its last batch of a pause counts.
+        self._trained: WeakSet[DataLoader[Any]] = WeakSet()
+        self._late: tuple[DataLoader[Any], float] | None = None
 
     def add(self, loader: DataLoader[Any], batch: Any) -> None:
         """Add a batch unless it was yielded in a pause."""
-        if not self._pauses.is_paused:
-            batches, samples = self._pending.pop(loader, (0, 0.0))
-            size = batch_samples(batch)
-            self._pending[loader] = batches + 1, samples + (math.nan if size is None else size)
+        size = batch_samples(batch)
+        samples = math.nan if size is None else float(size)
+        if self._pauses.is_paused:
+            self._late = loader, samples
+        else:
+            self._add(loader, samples)
+
+    def _add(self, loader: DataLoader[Any], samples: float) -> None:
+        """Add the samples of a batch to those of the step."""
+        batches, before = self._pending.pop(loader, (0, 0.0))
+        self._pending[loader] = batches + 1, before + samples
+
+    def end_epoch(self) -> None:
+        """Note that a loader has no more batches: the last one was no late one."""
+        self._late = None
 
     def end_step(self) -> None:
         """Count what the step was made of."""
+        if self._late is not None and self._late[0] in self._trained:
+            self._add(*self._late)
+        self._late = None
         if not self._pending:
             return
         latest, _ = list(self._pending.values())[-1]
         for batches, samples in self._pending.values():
             if batches == latest:
                 self.total += samples
+        self._trained.update(self._pending)
         self._pending.clear()
 
 
@@ -175,7 +195,11 @@ class _CountedBatches:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._samples.end_epoch()
+            raise
         self._samples.add(self._loader, batch)
         return batch
 

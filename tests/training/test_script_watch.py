@@ -191,6 +191,23 @@ def test_samples_are_those_that_a_loader_yields_for_training(
     assert observer.samples_per_step == samples
 
 
+def test_a_batch_that_is_fetched_before_an_evaluation_ends_is_trained_with(tmp_path: Path) -> None:
+    """As where each step calls `train` itself; of an evaluation on the same loader nothing counts."""
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=8)
+    with watching(tmp_path) as observer:
+        for _ in range(3):
+            for (inputs,) in loader:
+                model.train()
+                model(inputs).sum().backward()
+                optimizer.step()
+            model.eval()
+            for (inputs,) in loader:
+                model(inputs)
+    assert observer.samples_per_step == 8
+
+
 def test_loaders_of_which_batches_are_zipped_both_count(tmp_path: Path) -> None:
     optimizer = new_optimizer()
     loaders = [DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=size) for size in (8, 4)]
