@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -47,6 +47,7 @@ from workloads.catalog import (
     load_class,
     relative_name,
 )
+from workloads.code import CodeSource
 from workloads.settings import Count, Settings, map_paths
 
 Seeds = list[Seed]
@@ -144,35 +145,45 @@ class SweepWorkload:
             section, _, name = axis.partition(".")
             written[section][name] = value
         self._refuse_secrets(values)
+        entry, base = self.entry, base_folder(self.document)
+        uses, source, code = self._code
+        identity: dict[str, Any] = {"uses": canonical_name(uses, source)}
+        sections: list[Settings] = []
         if self.arguments is not None:
             script.check_options(self.document, self.key, written["options"], self.arguments)
-            states, contents = self._describe(
-                named_files(self.arguments, written["options"], base_folder(self.document)), digests
-            )
-            identity = {**self._reference.identity, "options": written["options"]}
-            reference = replace(self._reference, options=written["options"], file_states=states)
-            identity |= {"files": contents or None}
-            return replace(reference, identity=identity, axes=axes, unset=unset), []
-        options = self._read_settings("options", self.declaration.options, written["options"])
-        data = self._read_settings("data", self.declaration.data, written["data"])
-        states, contents = self._describe(files_by_setting(options, data), digests)
-        reference = replace(
-            self._reference,
-            identity={
-                **self._reference.identity,
-                "options": _to_json(without_defaults(options)),
-                # Each source has its own name as the default, which is left out. Without it, equal
-                # settings of two sources would share an id.
-                "data": _to_json(without_defaults(data)) | {SOURCE: getattr(data, SOURCE, None)},
-                "files": contents or None,
-            },
-            options=_to_json(options),
-            data=_to_json(data),
+            files = named_files(self.arguments, written["options"], base)
+            identity |= {"options": written["options"], "arguments": self.arguments}
+            identity |= {"module": entry.module, "launch": entry.launch}
+            identity["target"] = entry.target and asdict(entry.target)
+        else:
+            options = self._read_settings("options", self.declaration.options, written["options"])
+            data = self._read_settings("data", self.declaration.data, written["data"])
+            sections = [options, data]
+            files = files_by_setting(options, data)
+            identity["options"] = _to_json(without_defaults(options))
+            # Each source has its own name as the default, which is left out. Without it, equal
+            # settings of two sources would share an id.
+            own = {SOURCE: getattr(data, SOURCE, None)}
+            identity["data"] = _to_json(without_defaults(data)) | own
+            unset = [*unset, *_unset("options", options, values), *_unset("data", data, values)]
+            written = {"options": _to_json(options), "data": _to_json(data)}
+        states, contents = self._describe(files, digests)
+        reference = WorkloadRef(
+            label=self.label,
+            uses=relative_name(uses, base),
+            options=written["options"],
+            data=written["data"],
+            identity={**identity, "files": contents or None},
             file_states=states,
             axes=axes,
-            unset=[*unset, *_unset("options", options, values), *_unset("data", data, values)],
+            unset=unset,
+            code=code,
+            arguments=self.arguments,
+            target=entry.target,
+            module=entry.module,
+            launch=entry.launch,
         )
-        return reference, [options, data]
+        return reference, sections
 
     def _describe(
         self, by_setting: Mapping[str, Files], digests: FileDigests
@@ -191,37 +202,17 @@ class SweepWorkload:
         return states, contents
 
     @cached_property
-    def _reference(self) -> WorkloadRef:
-        """The reference without settings; raises BadInput for code that can't be read."""
-        uses, base = self.declaration.path, base_folder(self.document)
-        written = self.entry.uses or self.label
+    def _code(self) -> tuple[str, CodeSource, Mapping[str, str]]:
+        """The workload's name, its files, and their digests; raises BadInput for unreadable code."""
+        uses, written = self.declaration.path, self.entry.uses or self.label
         if self.arguments is None and not written.endswith(".py"):  # else its class is known by now
             uses = written
         try:
-            source = find_source(uses, base)
-            code = describe_code(source)
+            source = find_source(uses, base_folder(self.document))
+            return uses, source, describe_code(source)
         except OSError as error:
             problem = f"{error.filename}: can't be read: {error.strerror}"
             raise self.document.error((*self.key, "uses"), problem) from None
-        identity: dict[str, Any] = {"uses": canonical_name(uses, source)}
-        entry = self.entry
-        if self.arguments is not None:
-            identity["arguments"] = self.arguments
-            if entry.target is not None:
-                identity["target"] = [entry.target.name, entry.target.higher_is_better]
-            identity |= {"module": entry.module, "launch": entry.launch}
-        return WorkloadRef(
-            label=self.label,
-            uses=relative_name(uses, base),
-            options={},
-            data={},
-            identity=identity,
-            code=code,
-            arguments=self.arguments,
-            target=entry.target,
-            module=entry.module,
-            launch=entry.launch,
-        )
 
     def _refuse_secrets(self, values: Mapping[str, Any]) -> None:
         """Raise BadInput for a text whose name says that it is a secret: settings are recorded."""
