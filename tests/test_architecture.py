@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.import_path import module_command
-from harness.launch import forkserver
+from harness.core.paths import TrialFolder
 from harness.launch.torchrun import Torchrun
 from tests.support.tree import TOP
 
@@ -258,11 +257,11 @@ def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line(
     )
     (tmp_path / "looks_up.py").write_text(program + TELL_MODULES, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    log = tmp_path / "log"
-    variables = Torchrun(environment={}).variables(1, {})
-    process = forkserver.start_worker(module_command(sys.executable, "looks_up"), variables, log)
-    assert process is not None
-    assert process.wait(300) == 0, log.read_text(encoding="utf-8")
+    folder = TrialFolder(tmp_path)
+    launcher = Torchrun(environment={}, fork=True)
+    ranks = launcher.start("looks_up", folder, 1, launcher.variables(1, {}))
+    log = folder.launch_log
+    assert ranks.wait(300) == 0, log.read_text(encoding="utf-8")
     (packages,) = told(log.read_text(encoding="utf-8"))
     assert "torch" in packages
     assert (

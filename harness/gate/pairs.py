@@ -18,12 +18,11 @@ from harness.core.errors import BadInput, HarnessError
 from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
-from harness.core.processes import Process
 from harness.core.progress import report_progress
 from harness.core.scratch import ScratchFolder, run_folder
 from harness.core.worktree import Tree
 from harness.gate.arms import PROTOCOL, START_TIMEOUT, TrainingArm
-from harness.launch.forkserver import TORCH, ForkRequest, Setup, kill_all, shared_server
+from harness.launch.forkserver import TORCH, ForkedRanks, ForkRequest, Setup, shared_server
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
@@ -34,7 +33,6 @@ from harness.spec.sweep import Sweep
 STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
 POLL = 0.2  # seconds between two checks of ranks that start
-Forked = Mapping[tuple[str, int], Process]  # by the key of the arm and the rank
 
 
 @contextmanager
@@ -96,10 +94,10 @@ class PairStarter:
             # Drivers and libraries of GPUs may start threads when they are loaded.
             setup = Setup(preload=TORCH, refuse_threads=not self.profile.gpus)
             forked = shared_server(variables, setup).fork(list(requests.values()))
-            stack.callback(kill_all, forked)
-            for (key, _), process in zip(requests, forked, strict=True):
-                arms[key].process_groups.append(process.pid)
-            _accept_all(listening, arms, dict(zip(requests, forked, strict=True)), stack)
+            stack.callback(forked.end, grace=0.0)
+            for (key, _), pid in zip(requests, forked.pids, strict=True):
+                arms[key].process_groups.append(pid)
+            _accept_all(listening, arms, list(requests), forked, stack)
             for arm in arms.values():
                 arm.wait_until_ready()
             refuse_different_units(list(arms.values()))
@@ -175,18 +173,21 @@ class PairStarter:
 def _accept_all(
     listening: socket.socket,
     arms: Mapping[str, TrainingArm],
-    processes: Forked,
+    names: Sequence[tuple[str, int]],
+    forked: ForkedRanks,
     stack: ExitStack,
 ) -> None:
     """Wait until every rank has connected; the connections are closed with `stack`.
 
+    `names` are the arm's key and the rank of each that was forked.
     Raises HarnessError if a rank ends before it connects or speaks another protocol, or if the ranks
     take longer than `START_TIMEOUT`.
     """
     deadline = time.monotonic() + START_TIMEOUT
-    while missing := [name for name in processes if name[1] not in arms[name[0]].sockets]:
+    while missing := [name for name in names if name[1] not in arms[name[0]].sockets]:
         # Before the check for a connection: a rank that has ended may have connected before.
-        ended = [name for name in missing if processes[name].poll() is not None]
+        exit_codes = dict(zip(names, forked.exit_codes(), strict=True))
+        ended = [name for name in missing if exit_codes[name] is not None]
         if select.select([listening], [], [], POLL)[0]:
             connect_rank(listening.accept()[0], arms, stack)
         elif ended or time.monotonic() > deadline:

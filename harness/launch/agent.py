@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -18,61 +17,16 @@ if __name__ == "__main__":
     # Ranks inherit that the signal waits, so it can't end them before they look for it themselves.
     before_torch()
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
 from harness.core.control_groups import oom_kills
-from harness.core.paths import write_atomically
-from harness.core.ports import LOOPBACK, listen
-from harness.launch.launcher import RENDEZVOUS
-
-TIMEOUT = 600  # seconds that an operation of the store may take
-
-
-class LoopbackRendezvous(StaticTCPRendezvous):
-    """How torchrun finds itself, as there is no other node: through a store on loopback alone.
-
-    That of torchrun's `--standalone` listens on all interfaces, and so would a store of rank 0's
-    own. Whoever reaches a store may read and write it.
-    """
-
-    def get_backend(self) -> str:
-        """Return the name that this is registered by."""
-        return RENDEZVOUS
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Return the store, which the ranks use as well."""
-        listening = listen(LOOPBACK, 0)
-        port = listening.getsockname()[1]
-        # Kept, because the store ends with the object.
-        self._store = TCPStore(
-            LOOPBACK,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=self.timeout,
-            master_listen_fd=listening.detach(),
-        )
-        addresses = RendezvousStoreInfo(LOOPBACK, port)
-        return RendezvousInfo(PrefixStore(self.run_id, self._store), 0, 1, addresses)
-
-
-def make_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return the rendezvous of a torchrun that has this node alone."""
-    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT)
+from harness.launch.launcher import write_failed_ranks
+from harness.records.running import FailedRank
 
 
 def main() -> None:
-    """End with torchrun's exit code; write each failed rank's exit code to FAILURES.
+    """End with torchrun's exit code; write how the failed ranks ended to FAILURES.
 
     Ranks end with this process, also by SIGKILL, and so does all that they have started.
     """
@@ -80,20 +34,18 @@ def main() -> None:
     os.environ.update(parent_variables())
     kills_before = oom_kills()
     try:
-        rendezvous_handler_registry.register(RENDEZVOUS, make_rendezvous)
         with ending_descendants():
             torchrun(arguments)
     except ChildFailedError as error:
         is_out_of_memory = oom_kills() > kills_before
         failed_ranks = {}
         for rank, failure in error.failures.items():
-            failed_ranks[str(rank)] = {
-                "exitcode": failure.exitcode,
-                "at": failure.timestamp,  # seconds since the epoch
-                "pid": failure.pid,
-                "out_of_memory": failure.exitcode == -signal.SIGKILL and is_out_of_memory,
-            }
-        write_atomically(Path(failures_path), json.dumps(failed_ranks))
+            failed_ranks[rank] = FailedRank(
+                exitcode=failure.exitcode,
+                at=failure.timestamp,
+                out_of_memory=failure.exitcode == -signal.SIGKILL and is_out_of_memory,
+            )
+        write_failed_ranks(Path(failures_path), failed_ranks)
         sys.exit(1)
 
 

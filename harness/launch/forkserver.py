@@ -1,4 +1,4 @@
-"""Starts forkservers and has them fork processes.
+"""Starts forkservers and has them fork processes, such as the ranks of a trial.
 
 Loading torch and what training needs of it takes seconds of CPU time in every process; a fork takes
 milliseconds. What a forkserver is and what it understands is in `forkserver_process`, the program
@@ -21,9 +21,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from harness.core.control_groups import oom_kills
 from harness.core.errors import HarnessError
 from harness.core.logs import last_log_line
+from harness.core.paths import TrialFolder
+from harness.core.ports import LOOPBACK, free_port
 from harness.core.processes import (
+    TERMINATE_TIMEOUT,
     Process,
     end_process_group,
     parent_variables,
@@ -32,7 +36,8 @@ from harness.core.processes import (
 )
 from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
-from harness.launch.stack import ReadyStack
+from harness.launch.launcher import rank_variables, write_failed_ranks
+from harness.records.running import FailedRank
 from harness.training.interruption import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
@@ -42,16 +47,22 @@ TORCH = ("torch._dynamo", "torch.distributed.fsdp")
 # What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it.
 # A gate's arms get TORCH alone, because each imports the harness from its own tree.
 PRELOAD = (*TORCH, "harness.launch.preload")
+# Libraries read these when they are loaded, which would start threads otherwise: NumPy's OpenBLAS, and the
+# allocator of pyarrow, which pandas imports.
+WITHOUT_THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 START_TIMEOUT = 300.0  # seconds that it may take to load its modules and to fork
 SEND_TIMEOUT = 15.0  # seconds that it may take to read a request
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
+FOR_EVER = 1e6  # seconds
 MAX_SERVERS = 4  # that a command keeps where they run nothing: each takes 230 MiB with torch loaded
-STARTS = 2  # that are tried before ranks are started without one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a forkserver loads before it forks anything: the first message of its protocol."""
+    """What a forkserver loads before it forks anything: the argument of its program."""
 
     preload: Sequence[str]  # modules
     blocked_signals: Sequence[int] = ()  # which all that it forks inherits
@@ -89,20 +100,19 @@ class ForkServer:
         self.connection, servers_end = socket.socketpair()
         self.connection.settimeout(SEND_TIMEOUT)  # of sending: `select` precedes what is received
         with servers_end:
-            command = [setup.python, "-P", str(PROGRAM)]
-            environment = {**variables, **parent_variables()}
+            command = [setup.python, "-P", str(PROGRAM), json.dumps(asdict(setup))]
+            environment = {**variables, **WITHOUT_THREADS, **parent_variables()}
             self.process: Process = start_session(
                 command, environment, self.log, stdin=servers_end.fileno()
             )
         self.has_ended = False
-        self.exit_codes: dict[int, int] = {}  # of forked processes that have ended, by number
-        self._running: set[int] = set()  # numbers of forked processes that have not ended
-        self._forked: list[list[int]] = []  # answers to requests, each the numbers of new processes
+        # The exit codes of forked processes by their numbers, None of those that run.
+        self.exit_codes: dict[int, int | None] = {}
+        self._answer: list[int] | None = None  # to the last request: the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
-        self._send(asdict(setup))
 
-    def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedProcess]:
-        """Return new processes in the order of the requests.
+    def fork(self, requests: Sequence[ForkRequest], failures: Path | None = None) -> ForkedRanks:
+        """Return new processes in the order of the requests; see there for `failures`.
 
         Raises HarnessError if the forkserver has ended or does not answer; it has ended then.
         """
@@ -110,64 +120,41 @@ class ForkServer:
         for request in requests:
             variables = {**request.variables, **mark_variables(request.log)}
             marked.append(asdict(replace(request, variables=variables)))
-        try:
-            self._send(marked)
-            self._wait_for_answer()
-        except BaseException:
-            # The answer to this request must not be taken for the answer to the next.
+        self._answer = None
+        deadline = time.monotonic() + START_TIMEOUT
+        with suppress(OSError):  # it has ended, or reads nothing: then there is no answer
+            self.connection.sendall((json.dumps(marked) + "\n").encode())
+            while self._answer is None and not self.has_ended and time.monotonic() < deadline:
+                self.receive(max(0.0, deadline - time.monotonic()))
+        if self._answer is None:  # a late one must not be taken for the answer to the next request
             self.has_ended = True
             signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait(END_TIMEOUT)
-            raise
-        return [ForkedProcess(self, pid) for pid in self._forked.pop()]
+            reason = last_log_line(self.log)
+            raise HarnessError(f"the process that ranks are forked from gave no answer: {reason}")
+        return ForkedRanks(self, self._answer, failures)
 
-    def _wait_for_answer(self) -> None:
-        """Wait until the forkserver has forked what it was last asked for."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self._forked:
-            self.receive(max(0.0, deadline - time.monotonic()))
-            if self.has_ended:
-                raise self.error()
-            if not self._forked and time.monotonic() > deadline:
-                raise HarnessError(
-                    f"waited {START_TIMEOUT:.0f} s for the process that ranks are forked from"
-                )
-
-    def error(self) -> HarnessError:
-        """Return the error that says that the forkserver has ended, with the last line that it wrote."""
-        return HarnessError(
-            f"the process that ranks are forked from ended: {last_log_line(self.log)}"
-        )
-
-    def receive(self, timeout: float | None) -> None:
-        """Take in the messages that arrive within `timeout` seconds; None waits for at least one."""
+    def receive(self, timeout: float) -> None:
+        """Take in the messages that arrive within `timeout` seconds."""
         if self.has_ended or not select.select([self.connection], [], [], timeout)[0]:
             return
-        try:
+        received = b""
+        with suppress(ConnectionResetError):  # it ended before it had read the request
             received = self.connection.recv(65536)
-        except ConnectionResetError:  # it ended before it had read the request
-            received = b""
         self.has_ended = not received
         *lines, self._incomplete = (self._incomplete + received).split(b"\n")
         for line in lines:
             message = json.loads(line)
             if "pids" in message:
-                self._forked.append(message["pids"])
-                self._running.update(message["pids"])
-                for pid in message["pids"]:
-                    self.exit_codes.pop(pid, None)  # of an earlier process with the same number
+                self._answer = message["pids"]
+                self.exit_codes |= dict.fromkeys(message["pids"])
             else:
                 self.exit_codes[message["pid"]] = message["exit_code"]
-                self._running.discard(message["pid"])
 
     def is_idle(self) -> bool:
         """Return whether everything that it has forked has ended."""
         self.receive(0)
-        return not self._running
-
-    def fileno(self) -> int:
-        """Return what `select` waits on for messages of the forkserver."""
-        return self.connection.fileno()
+        return None not in self.exit_codes.values()
 
     def close(self) -> None:
         """End the forkserver and all that it has forked; remove its log."""
@@ -175,161 +162,151 @@ class ForkServer:
         end_process_group(self.process)
         self._log_folder.remove()
 
-    def _send(self, message: object) -> None:
-        """Send a line; raises HarnessError if there is no room for it in the socket."""
-        try:
-            self.connection.sendall((json.dumps(message) + "\n").encode())
-        except BrokenPipeError:
-            pass  # it has ended, which the next `receive` notices
-        except TimeoutError:
-            raise HarnessError(
-                f"waited {SEND_TIMEOUT:g} s for the process that ranks are forked from"
-            ) from None
 
+class ForkedRanks:
+    """Processes that were forked together, as one that has ended once all of them have.
 
-class ForkedProcess:
-    """A process that was forked, with the methods of `subprocess.Popen`; it leads its own group."""
+    Each leads a process group. How those end that fail is written to `failures`: whoever watches them has
+    to end the others.
+    """
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self.server = server
-        self.pid = pid
+    def __init__(self, server: ForkServer, pids: Sequence[int], failures: Path | None) -> None:
+        self.server, self.pids = server, pids
+        self._failures = failures
+        self._failed: dict[int, FailedRank] = {}
+        self._is_ending = False
+        self._kills_before = oom_kills()
 
-    def poll(self) -> int | None:
-        """Return its exit code, None while it runs.
+    @property
+    def pid(self) -> int:
+        """Return the id of the first one."""
+        return self.pids[0]
+
+    def exit_codes(self) -> list[int | None]:
+        """Return their exit codes, None of those that run.
 
         A negative code is the signal that ended it, which is SIGKILL if the forkserver has ended.
         """
         self.server.receive(0)
-        if self.pid in self.server.exit_codes:
-            return self.server.exit_codes[self.pid]
-        return -signal.SIGKILL if self.server.has_ended else None
+        codes = [self.server.exit_codes[pid] for pid in self.pids]
+        if self.server.has_ended:
+            return [-signal.SIGKILL if code is None else code for code in codes]
+        return codes
+
+    def poll(self) -> int | None:
+        """Return the exit code of the first one that failed, 0 if all have ended well."""
+        codes = self.exit_codes()
+        # Ranks that are ended have not failed, and those that end with the forkserver were lost.
+        if not self._is_ending and not self.server.has_ended:
+            self._note_failures(codes)
+        if None in codes:
+            return None
+        return next((code for code in codes if code), 0)
+
+    def _note_failures(self, codes: Sequence[int | None]) -> None:
+        """Write down which ranks have failed, if there are new ones."""
+        for rank, code in enumerate(codes):
+            if code and rank not in self._failed:
+                out_of_memory = code == -signal.SIGKILL and oom_kills() > self._kills_before
+                self._failed[rank] = FailedRank(
+                    exitcode=code, at=time.time(), out_of_memory=out_of_memory
+                )
+                if self._failures is not None:
+                    write_failed_ranks(self._failures, self._failed)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code; raises TimeoutExpired if it still runs after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            exit_code = self.poll()
-            if exit_code is not None:
-                return exit_code
-            remaining = None
-            if deadline is not None and timeout is not None:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise subprocess.TimeoutExpired("a forked process", timeout)
+        """Return what `poll` does in the end; raises TimeoutExpired after `timeout` seconds."""
+        timeout = FOR_EVER if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        while (exit_code := self.poll()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise subprocess.TimeoutExpired("forked processes", timeout)
             self.server.receive(remaining)
+        return exit_code
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal if it still runs."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.pid, sig)
+        """Send a signal to those that run."""
+        for pid, exit_code in zip(self.pids, self.exit_codes(), strict=True):
+            if exit_code is None:
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, sig)
 
+    def end(self, grace: float = TERMINATE_TIMEOUT) -> None:
+        """End them and all that they have started in their groups, `grace` seconds after SIGTERM.
 
-def kill_all(processes: Sequence[ForkedProcess]) -> None:
-    """Kill processes and all that they have started in their groups.
-
-    They are gone when this returns, so they take no time from what is measured next.
-    """
-    for process in processes:
-        process.poll()
-        signal_group(process.pid, signal.SIGKILL)
-    for process in processes:
+        They are gone when this returns, so they take no time from what is measured next.
+        """
+        self._is_ending = True
+        if grace:
+            self.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(grace)
+        for pid in self.pids:
+            signal_group(pid, signal.SIGKILL)
         try:
-            process.wait(END_TIMEOUT)
+            self.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise HarnessError(
-                f"waited {END_TIMEOUT:g} s for the end of process {process.pid}, which was killed"
+                f"waited {END_TIMEOUT:g} s for the end of processes {self.pids}, which were killed"
             ) from None
+
+
+# The forkservers of this process by setup and environment, in the order of their last use.
+_servers: dict[str, ForkServer] = {}
 
 
 def shared_server(variables: Mapping[str, str], setup: Setup) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
-    There is one for each interpreter, each set of modules and each change of this process's
-    environment, because libraries read variables when they are loaded. It ends with this process,
-    or when MAX_SERVERS others were used after it.
+    There is one for each interpreter, each set of modules and each environment, because libraries read
+    variables when they are loaded. It ends with this process, or when MAX_SERVERS others were used
+    after it: if it is needed again, it has to load torch again.
     """
-    key = _key(variables, setup)
+    key = json.dumps([asdict(setup), dict(variables)], sort_keys=True)
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
-        if not server.has_ended:
-            _servers[key] = server  # at the end: the one that was used last
-            return server
-        _close(server)
-    # Make room for another one: those that run nothing end, the least recently used ones first. If one
-    # is needed again, it has to load torch again.
-    for other_key, other in list(_servers.items()):
-        if len(_servers) >= MAX_SERVERS and other.is_idle():
-            del _servers[other_key]
-            _close(other)
-    server = ForkServer(setup, variables)
+    if server is None or server.has_ended:
+        idle = [key for key, other in _servers.items() if other.is_idle()]
+        if len(_servers) >= MAX_SERVERS and idle:
+            _servers.pop(idle[0]).close()
+        server = ForkServer(setup, variables)
     _servers[key] = server
-    atexit.register(server.close)
     return server
 
 
-# The forkservers of this process, by what `shared_server` tells them apart by, in the order of their
-# last use.
-_servers: dict[str, ForkServer] = {}
-# Why those could not be started that are not tried any more.
-_refused: dict[str, str] = {}
+@atexit.register
+def _close_servers() -> None:
+    """End the forkservers before this process ends, and leave none of their logs."""
+    for server in _servers.values():
+        server.close()
 
 
-def _key(variables: Mapping[str, str], setup: Setup) -> str:
-    """Return what tells the forkservers of this process apart."""
-    changed: dict[str, str | None] = {}  # None where a variable is missing
-    for name in sorted({*variables, *os.environ}):
-        if variables.get(name) != os.environ.get(name):
-            changed[name] = variables.get(name)
-    return json.dumps([asdict(setup), changed])
-
-
-def _close(server: ForkServer) -> None:
-    """End a forkserver before this process ends."""
-    atexit.unregister(server.close)
-    server.close()
-
-
-def start_worker(
+def start_ranks(
+    module: str,
     arguments: Sequence[str],
+    world_size: int,
     variables: Mapping[str, str],
-    log: Path,
+    folder: TrialFolder,
     *,
     preload: Sequence[str] = (),
-    stack: ReadyStack | None = None,
-) -> Process | None:
-    """Start `python -P -m MODULE ARGUMENT…` as `processes.start_session` does, but forked and with the
-    worker and the modules `preload` loaded.
+    python: str = sys.executable,
+) -> ForkedRanks:
+    """Return forked ranks that run a module, as torchrun would start them, with the worker loaded.
 
-    The worker runs under `stack`, if there is one. Returns None if no forkserver starts, of which
-    `log` has the reason.
+    `preload` are modules that are loaded too. Raises HarnessError if no forkserver starts.
     """
-    module, *module_arguments = arguments[arguments.index("-m") + 1 :]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    request = ForkRequest(
-        module=module,
-        arguments=module_arguments,
-        variables=variables,
-        folder=str(Path.cwd()),
-        log=str(log.absolute()),
-    )
-    setup = Setup(
-        preload=[*PRELOAD, *preload],
-        blocked_signals=[SIGNAL],
-        python=sys.executable if stack is None else stack.python,
-    )
-
-    key = _key(variables, setup)
-    for start in range(STARTS):
-        if key in _refused:
-            break
-        try:
-            (process,) = shared_server(variables, setup).fork([request])
-            return process
-        except HarnessError as error:
-            if start == STARTS - 1:
-                _refused[key] = str(error)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"harness: {_refused[key]}\n")
-    return None
+    setup = Setup(preload=[*PRELOAD, *preload], blocked_signals=[SIGNAL], python=python)
+    master = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    requests = []
+    for rank in range(world_size):
+        request = ForkRequest(
+            module=module,
+            arguments=arguments,
+            variables={**variables, **master, **rank_variables(rank, world_size)},
+            folder=str(Path.cwd()),
+            log=str(folder.launch_log),
+        )
+        requests.append(request)
+    return shared_server(variables, setup).fork(requests, folder.failures_path)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from harness.core import storage
 from harness.core.errors import StorageError
-from harness.core.paths import TrialFolder
+from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import Process
 from harness.records.record import Failure
+from harness.records.running import FailedRank
 from harness.spec.environment import Variables
 from harness.training.interruption import SIGNAL
 
@@ -24,24 +27,37 @@ HASH_SEED = {"PYTHONHASHSEED": "0"}
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank of a job that has this node alone."""
+    """Return the variables that torchrun sets for a rank of a job that has this node alone.
+
+    All that it documents, but for the address and port of rank 0: libraries tell by them who has started
+    a rank, as `torch.distributed.is_torchelastic_launched` does.
+    """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": "0",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
     }
+
+
+def write_failed_ranks(path: Path, failed: Mapping[int, FailedRank]) -> None:
+    """Write how the ranks ended that failed, for `read_failed_ranks`."""
+    content = {str(rank): asdict(ended) for rank, ended in failed.items()}
+    write_atomically(path, json.dumps(content), durable=False)
 
 
 def assign(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
     """Return an environment with what a cell assigns: None removes a variable."""
-    environment = dict(variables)
-    for name, value in assigned.items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
-    return environment
+    environment = {**variables, **assigned}
+    return {name: value for name, value in environment.items() if value is not None}
 
 
 def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
@@ -79,36 +95,30 @@ def describe_end(exit_code: int | None, is_out_of_memory: bool) -> str:
 # machine: what they leave says in which collective they were.
 GRACE_SECONDS = 3.0
 
-# The name by which `agent` registers its rendezvous with torchrun.
-RENDEZVOUS = "harness-loopback"
-
 
 class Launcher(Protocol):
-    """Builds commands without side effects, and starts them."""
+    """Starts ranks and ends them."""
 
     def in_stack(self, stack: ReadyStack) -> Self:
         """Return the same launcher for ranks under a stack."""
 
-    def command(
-        self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
-    ) -> list[str]:
-        """Return the command that runs `module` with `folder` and `more` at every rank."""
-
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
-        """Return the environment of that command, for ranks of `threads` threads each.
+        """Return the environment of ranks, for ranks of `threads` threads each.
 
         `assigned` are the variables that a cell sets or unsets, over all others.
         """
 
     def start(
         self,
-        arguments: Sequence[str],
+        module: str,
+        folder: TrialFolder,
+        ranks: int,
         variables: Mapping[str, str],
-        log: Path,
+        more: Sequence[str] = (),
         *,
         preload: Sequence[str] = (),
     ) -> Process:
-        """Start such a command as the leader of a process group, with its output added to `log`.
+        """Start ranks that run `module` with `folder` and `more`, and add their output to its launch log.
 
         `preload` are modules that every rank imports, which a launcher may load once for all trials.
         """
@@ -119,11 +129,8 @@ class Launcher(Protocol):
         A process that has only just been started may miss it.
         """
 
-    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
-        """Return why ranks ended, as far as the launcher alone knows, the first cause first.
-
-        `output` is what the command has printed so far.
-        """
+    def observed_failures(self, folder: TrialFolder) -> list[Failure]:
+        """Return why ranks ended, as far as the launcher alone knows, the first cause first."""
 
     def end(self, process: Process, folder: TrialFolder) -> None:
         """End a command that was started, and what it has left: all ranks are gone then.

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# Not `harness.launch.forked` itself but what it imports, because Python warns of a program that has
-# been imported before it is run.
-import harness.core.control_groups
-import harness.launch.launcher
 import harness.measure.communication
-import harness.records.running
 import harness.training.worker  # noqa: F401
 from harness.records.code import training_digest
 from harness.records.environment import look_up_software

@@ -5,14 +5,13 @@ measured.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder, write_atomically
 from harness.core.progress import report_progress
+from harness.core.scratch import run_folder
 from harness.hardware import machine
 from harness.hardware.machine import Machine
 from harness.launch.hold import hold_machine
@@ -30,15 +29,17 @@ def measure_peaks(results: Results, profile: Profile, ranks: int | None) -> tupl
 
     `ranks` is how many all-reduce, None for one for each GPU, or two on a CPU that has slots for them.
     The record replaces an earlier one of this machine. Raises BadInput for more ranks than the machine
-    has slots and if the results can't be written, HarnessError with a rank's own message if one fails;
-    the log that it names stays.
+    has slots, HarnessError with a rank's own message if one fails; the log that it names stays.
     """
-    count = _choose_rank_count(profile, ranks)
-    with hold_machine(profile, "measuring this machine's peaks"):
-        folder = TrialFolder(make_folder(results.peaks, "running-"))
-        request = {"device": profile.device}
-        write_atomically(folder.assignment_path, json.dumps(request) + "\n")
+    slots, source = available_slots(profile)
+    count = ranks or max(1, slots if profile.gpus else min(2, slots))
+    if ranks is not None and ranks > slots:
+        raise BadInput(f"--ranks: found {ranks}; allowed: at most {slots}, {source}")
+    with hold_machine(profile, "measuring this machine's peaks"), run_folder("peaks") as path:
+        folder = TrialFolder(path)
+        write_atomically(folder.assignment_path, json.dumps({"device": profile.device}) + "\n")
         launcher = Torchrun(environment=profile.environment)
+        variables = launcher.variables(len(usable_cores()), {})
 
         def pass_progress_on() -> None:
             """Pass on what rank 0 writes to the folder's progress file."""
@@ -46,45 +47,15 @@ def measure_peaks(results: Results, profile: Profile, ranks: int | None) -> tupl
             if progress:
                 report_progress(progress["now"])
 
-        try:
-            life = run_ranks(
-                launcher,
-                folder,
-                count,
-                launcher.variables(len(usable_cores()), {}),
-                TIMEOUT,
-                arguments=["--task", "peaks"],
-                on_poll=pass_progress_on,
-            )
-            finish(life, folder)
-        except KeyboardInterrupt:
-            shutil.rmtree(folder.path)
-            raise
+        life = run_ranks(
+            launcher,
+            folder,
+            count,
+            variables,
+            TIMEOUT,
+            arguments=["--task", "peaks"],
+            on_poll=pass_progress_on,
+        )
+        finish(life, folder)
         (measured,) = machine.read_all(folder.path / machine.PEAKS_FOLDER).values()
-        shutil.rmtree(folder.path)
     return measured, machine.write(results.peaks, measured)
-
-
-def _choose_rank_count(profile: Profile, requested: int | None) -> int:
-    """Return how many ranks all-reduce; raises BadInput for more than the machine has slots."""
-    slots, source = available_slots(profile)
-    if requested is not None:
-        if requested > slots:
-            raise BadInput(f"--ranks: found {requested}; allowed: at most {slots}, {source}")
-        return requested
-    if profile.gpus:
-        return max(1, slots)
-    return max(1, min(2, slots))
-
-
-def make_folder(parent: Path, prefix: str) -> Path:
-    """Make a fresh folder among the results, for ranks that are no trials'.
-
-    So the log of a rank that fails is where a user looks for the results. Raises BadInput if it
-    can't be made.
-    """
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent.absolute()))
-    except OSError as error:
-        raise BadInput(f"--results: {parent}: can't be written: {error.strerror}") from None

@@ -12,7 +12,8 @@ from harness.core.logs import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.text import ranges
 from harness.launch.launcher import Launcher, describe_end
-from harness.launch.watch import POLL, launcher_output, watch
+from harness.launch.watch import POLL, watch
+from harness.measure.stacks import last_stack
 from harness.records.files import read_rank_result
 from harness.records.record import PEER_FAILURES, Failure, RankResult
 
@@ -50,8 +51,9 @@ def run_ranks(
     them, as `watch` does, which says what the other parameters are.
     """
     arguments = [*arguments, "--write-logs"]
-    command = launcher.command("harness.training.worker", folder, world_size, arguments)
-    process = launcher.start(command, variables, folder.launch_log, preload=preload)
+    process = launcher.start(
+        "harness.training.worker", folder, world_size, variables, arguments, preload=preload
+    )
     started = time.time()  # only now: the time that a forkserver takes to load is no trial's
     kills_before = oom_kills()
     try:
@@ -67,10 +69,9 @@ def run_ranks(
         )
         launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
         # Before the end, as the launcher prints how the ranks end that are ended now.
-        output = launcher_output(folder)
+        observed = launcher.observed_failures(folder)
     finally:
         launcher.end(process, folder)
-    observed = launcher.observed_failures(folder, output)
     return how_ended(folder, world_size, started, ended_by, observed, launcher_end)
 
 
@@ -139,4 +140,8 @@ def _explain(failure: Failure, missing: Sequence[int], folder: TrialFolder) -> F
         message = f"{message}; the last words of its log: {last_log_line(log)}"
     if failure.kind in PEER_FAILURES and missing:  # one of which is most likely the other end
         message = f"{message}; no result of rank {ranges(missing)}"
-    return replace(failure, message=message, log=str(log.relative_to(folder.path)))
+    trace = failure.traceback
+    if failure.kind == "Killed":  # faulthandler has written the stacks of one that crashed
+        trace = last_stack(log) or None
+    log_path = str(log.relative_to(folder.path))
+    return replace(failure, message=message, log=log_path, traceback=trace)

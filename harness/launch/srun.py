@@ -10,8 +10,8 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 from harness.core.errors import one_line
@@ -131,21 +131,29 @@ class Srun:
 
     def start(
         self,
-        arguments: Sequence[str],
+        module: str,
+        folder: TrialFolder,
+        ranks: int,
         variables: Mapping[str, str],
-        log: Path,
+        more: Sequence[str] = (),
         *,
         preload: Sequence[str] = (),
     ) -> Process:
-        """Start srun with its output added to `log`; every task loads its modules itself."""
-        return start_session(bound_command(arguments), {**variables, **parent_variables()}, log)
+        """Start srun with its output added to the launch log; every task loads its modules itself."""
+        command = bound_command(self.command(module, folder, ranks, more))
+        return start_session(command, {**variables, **parent_variables()}, folder.launch_log)
 
     def interrupt(self, process: Process) -> None:
         """Send the signal to srun, which passes it on to all tasks."""
         process.send_signal(SIGNAL)
 
-    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
+    def observed_failures(self, folder: TrialFolder) -> list[Failure]:
         """Return why the step ended, from what srun printed."""
+        output = ""
+        with suppress(
+            FileNotFoundError
+        ):  # the folder has just been moved, which the next look finds
+            output = folder.launch_log.read_text(encoding="utf-8", errors="replace")
         failures = parse_failures(output, time.time())
         in_container = bool(self._container)
         return [_explain_exit(failure, folder, in_container=in_container) for failure in failures]

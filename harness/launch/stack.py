@@ -8,10 +8,8 @@ between two stacks is never one of the harness.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +28,18 @@ from harness.spec.stack import Stack
 if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
     from harness.spec.sweep import Sweep
 
-PROGRAM = Path(__file__).with_name("stack_probe.py")
+# Prints what an interpreter has. It may be too old for the harness, so the program imports nothing of it, nor
+# of the working directory. Of two distributions of one name, the first is the one that is imported.
+PROBE = """
+import json, sys
+sys.path = [entry for entry in sys.path if entry]
+from importlib import metadata
+packages = {}
+for distribution in metadata.distributions():
+    packages.setdefault(str(distribution.metadata["Name"]), distribution.version)
+version = list(sys.version_info[:3])
+print(json.dumps({"python": version, "executable": sys.executable, "packages": packages}))
+"""
 TIMEOUT = 120.0  # seconds; a container may have to be unpacked
 MIN_PYTHON = (3, 11)
 MIN_TORCH = (2, 11)
@@ -41,7 +50,7 @@ REPORT_FORMAT = FileFormat(name="description of a stack")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """What `stack_probe` prints."""
+    """What PROBE prints."""
 
     python: Sequence[int]  # the version
     executable: str
@@ -104,52 +113,37 @@ def ready_stacks(sweep: Sweep, cells: Iterable[Cell]) -> dict[str, ReadyStack]:
 
 
 def ready_stack(cell: Cell, base: Path, source: str) -> ReadyStack:
-    """Return the stack of a cell that has one, as `ready_stacks` does."""
+    """Return the stack of a cell that has one, once its interpreter has said what it is and has.
+
+    `base` is the folder that its path is relative to. Raises BadInput, which begins with `source`.
+    """
     assert cell.stack is not None
     return make_ready(str(cell.axes.stack), cell.stack, base, source)
 
 
 def make_ready(name: str, stack: Stack, base: Path, source: str) -> ReadyStack:
-    """Return a stack once its interpreter has said what it is and has.
-
-    `base` is the folder that its path is relative to. Raises BadInput, which begins with `source`.
-    """
+    """Return a stack by its name, as `ready_stack` does."""
     context = f"{source}: stacks.{name}"
-    python = _find_python(stack, base, context)
-    python_path = os.pathsep.join(filter(None, [harness_path(), os.environ.get("PYTHONPATH")]))
-    report = _probe([*stack.prefix, python, str(PROGRAM)], context)
-    _check(report, context)
+    *prefix, python = stack.command
+    if "/" in python and not prefix:
+        # A link stays a link: by it an interpreter knows that it is that of a virtual environment.
+        python = str(base / Path(python).expanduser())
+    report = _probe([*prefix, python, "-c", PROBE], context)
+    torch = report.packages.get("torch", "none")
+    if tuple(report.python) < MIN_PYTHON:
+        raise BadInput(
+            f"{context}: found Python {_dotted(report.python)}; allowed: {_dotted(MIN_PYTHON)} or later"
+        )
+    if _version(torch) < MIN_TORCH:
+        raise BadInput(f"{context}: found torch {torch}; allowed: {_dotted(MIN_TORCH)} or later")
     return ReadyStack(
         name=name,
         python=python,
         prefix=stack.prefix,
-        python_path=python_path,
+        python_path=os.pathsep.join(filter(None, [harness_path(), os.environ.get("PYTHONPATH")])),
         executable=report.executable,
         packages=report.packages,
     )
-
-
-def _find_python(stack: Stack, base: Path, context: str) -> str:
-    """Return the interpreter as a command; raises BadInput for one that is not there.
-
-    A link stays a link: by it an interpreter knows that it is that of a virtual environment.
-    """
-    *prefix, python = stack.command
-    if prefix:
-        if shutil.which(prefix[0]) is None:
-            raise BadInput(
-                f"{context}: prefix: found no command {prefix[0]!r}; allowed: one on PATH"
-            )
-        return python
-    if "/" in python:
-        path = str(base / Path(python).expanduser())
-        if not os.access(path, os.X_OK) or Path(path).is_dir():
-            raise BadInput(f"{context}: python: found no program {path}; allowed: an interpreter")
-        return path
-    found_path = shutil.which(python)
-    if found_path is None:
-        raise BadInput(f"{context}: python: found no {python!r} on PATH; allowed: an interpreter")
-    return found_path
 
 
 def _probe(command: Sequence[str], context: str) -> ProbeReport:
@@ -158,28 +152,16 @@ def _probe(command: Sequence[str], context: str) -> ProbeReport:
     try:
         done = run_command(command, timeout=TIMEOUT, variables=variables)
     except (OSError, HarnessError) as error:
-        raise BadInput(f"{context}: {error}") from None
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        reason = one_line((done.stderr.strip().splitlines() or ["it printed nothing"])[-1])
-        raise BadInput(f"{context}: {' '.join(command)} failed: {reason}")
+        raise BadInput(f"{context}: {command[0]}: {error}") from None
+    printed = (done.stdout.strip().splitlines() or [""])[-1]
     try:
-        return decode_text(ProbeReport, lines[-1], "its description", REPORT_FORMAT)
+        return decode_text(ProbeReport, printed, "its description", REPORT_FORMAT)
     except BadInput:
+        reason = one_line((done.stderr.strip().splitlines() or [printed])[-1], 200)
         raise BadInput(
-            f"{context}: found {one_line(lines[-1], 80)!r} printed; allowed: a prefix that runs the"
-            " command after it and prints nothing at its end"
+            f"{context}: found {reason!r} where it starts Python; allowed: an interpreter, after a prefix"
+            " that runs the command after it and prints nothing at its end"
         ) from None
-
-
-def _check(report: ProbeReport, context: str) -> None:
-    """Raise BadInput for an interpreter that is too old, and for one without torch or with an old one."""
-    if tuple(report.python) < MIN_PYTHON:
-        version, allowed = _dotted(report.python), _dotted(MIN_PYTHON)
-        raise BadInput(f"{context}: found Python {version}; allowed: {allowed} or later")
-    torch = report.packages.get("torch", "none")
-    if _version(torch) < MIN_TORCH:
-        raise BadInput(f"{context}: found torch {torch}; allowed: {_dotted(MIN_TORCH)} or later")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -213,10 +195,6 @@ def harness_path() -> str:
     return str(folder)
 
 
-def bound_command(command: Sequence[str], cores: Sequence[int] = ()) -> list[str]:
-    """Return what runs a command so that it ends with this process, however that ends.
-
-    It uses `cores` only, if there are any.
-    """
-    listed = json.dumps(list(cores))
-    return [*module_command(sys.executable, "harness.launch.bound"), listed, *command]
+def bound_command(command: Sequence[str]) -> list[str]:
+    """Return what runs a command so that it ends with this process, however that ends."""
+    return [*module_command(sys.executable, "harness.launch.bound"), *command]

@@ -16,10 +16,10 @@ from typing import Self
 
 import psutil
 
-from harness.core.errors import BadFile
+from harness.core.errors import BadFile, HarnessError
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.ports import LOOPBACK
+from harness.core.ports import LOOPBACK, free_port
 from harness.core.processes import (
     Process,
     end_process_group,
@@ -28,7 +28,8 @@ from harness.core.processes import (
 )
 from harness.launch import forkserver
 from harness.launch.abandoned import kill_abandoned, mark_variables
-from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure, signal_failure
+from harness.launch.forkserver import ForkedRanks
+from harness.launch.launcher import HASH_SEED, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
@@ -46,7 +47,7 @@ class Torchrun:
     """
 
     environment: Mapping[str, str]  # variables of the cluster profile
-    fork: bool = False  # whether ranks are forked instead, which `forked` describes
+    fork: bool = False  # whether ranks are forked instead, by a forkserver
     stack: ReadyStack | None = None  # None: ranks run under this process's interpreter
 
     @classmethod
@@ -64,30 +65,20 @@ class Torchrun:
         stack = stack.with_environment(self.environment)
         return replace(self, stack=stack, fork=self.fork and not stack.prefix)
 
-    @property
-    def python(self) -> str:
-        """Return the interpreter of the ranks."""
-        return sys.executable if self.stack is None else self.stack.python
-
     def command(
         self, module: str, folder: TrialFolder, ranks: int, more: Sequence[str] = ()
     ) -> list[str]:
-        """Return the command that runs `module` with `folder` and `more` at every rank."""
-        failures = str(folder.failures_path)
-        rank_arguments = [str(folder.attempt_path), *more]
-        if self.fork:
-            forked = module_command(self.python, "harness.launch.forked")
-            return [*forked, failures, str(ranks), module, *rank_arguments]
-        agent = module_command(self.python, "harness.launch.agent")
+        """Return torchrun's command that runs `module` with `folder` and `more` at every rank."""
+        python = sys.executable if self.stack is None else self.stack.python
+        agent = module_command(python, "harness.launch.agent")
         if self.stack is not None and self.stack.prefix:
             agent = bound_command(self.stack.module_command("harness.launch.agent"))
         # torchrun's own way to run a module would import from the working directory first. Without
         # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
-        options = [f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={LOOPBACK}:0"]
-        options += [f"--nproc-per-node={ranks}", "--no-python"]
-        options.append(f"--log-dir={os.devnull}")
-        rank_command = [*module_command(self.python, module), *rank_arguments]
-        return [*agent, failures, *options, *rank_command]
+        options = [f"--master-addr={LOOPBACK}", f"--master-port={free_port()}"]
+        options += [f"--nproc-per-node={ranks}", "--no-python", f"--log-dir={os.devnull}"]
+        rank_command = [*module_command(python, module), str(folder.attempt_path), *more]
+        return [*agent, str(folder.failures_path), *options, *rank_command]
 
     def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
         """Return the environment of the command, for ranks of `threads` threads each."""
@@ -105,47 +96,49 @@ class Torchrun:
 
     def start(
         self,
-        arguments: Sequence[str],
+        module: str,
+        folder: TrialFolder,
+        ranks: int,
         variables: Mapping[str, str],
-        log: Path,
+        more: Sequence[str] = (),
         *,
         preload: Sequence[str] = (),
     ) -> Process:
-        """Start the command, with its output added to `log`.
+        """Start ranks that run `module` with `folder` and `more`, and add their output to its launch log.
 
         A forkserver loads the modules `preload`, once for all trials with the same ones. Where none
         starts, torchrun starts the same ranks.
         """
+        log = folder.launch_log
+        log.parent.mkdir(parents=True, exist_ok=True)
         if self.fork:
-            process = forkserver.start_worker(
-                arguments, variables, log, preload=preload, stack=self.stack
-            )
-            if process is not None:
-                return process
-            # What `forked` would have got.
-            _, _, ranks, module, folder, *more = arguments[arguments.index("-m") + 1 :]
-            launcher = replace(self, fork=False)
-            arguments = launcher.command(
-                module, TrialFolder.of_attempt(Path(folder)), int(ranks), more
-            )
-        return start_session(
-            arguments, {**variables, **parent_variables(), **mark_variables(log)}, log
-        )
+            python = sys.executable if self.stack is None else self.stack.python
+            arguments = [str(folder.attempt_path), *more]
+            try:
+                return forkserver.start_ranks(
+                    module, arguments, ranks, variables, folder, preload=preload, python=python
+                )
+            except HarnessError as error:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(f"harness: torchrun starts the ranks: {error}\n")
+        marked = {**variables, **parent_variables(), **mark_variables(log)}
+        return start_session(self.command(module, folder, ranks, more), marked, log)
 
     def interrupt(self, process: Process) -> None:
-        """Send the signal to the ranks, which are the children of the process in either case.
+        """Send the signal to the ranks, which torchrun or a container's command has started.
 
-        They inherit a mask that blocks it, so it can't end one that has only just been started. In a
-        container they are further down, and those that they have started inherit the mask as well.
+        They inherit a mask that blocks it, as does all that they have started: it can't end one that has
+        only just been started.
         """
-        is_contained = self.stack is not None and bool(self.stack.prefix)
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=is_contained):
-                with suppress(psutil.NoSuchProcess):
-                    if not is_contained or _is_rank(child.cmdline()):
-                        child.send_signal(SIGNAL)
+        if isinstance(process, ForkedRanks):
+            process.send_signal(SIGNAL)
+            return
+        with suppress(psutil.NoSuchProcess):  # one has just ended; the signal is sent again
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if _is_rank(child.cmdline()):
+                    child.send_signal(SIGNAL)
 
-    def observed_failures(self, folder: TrialFolder, output: str) -> list[Failure]:
+    def observed_failures(self, folder: TrialFolder) -> list[Failure]:
         """Return a failure of each rank that was killed or exited.
 
         Ranks that SIGTERM ended are left out: torchrun ends the other ranks of a failed one with it.
@@ -161,13 +154,16 @@ class Torchrun:
         return failures
 
     def end(self, process: Process, folder: TrialFolder) -> None:
-        """End the command and all ranks, which are in its process group or end with it.
+        """End all ranks, which are in their own process groups or torchrun's, or end with that.
 
-        What ranks have started elsewhere, the command ends, unless it was killed.
+        What ranks have started elsewhere, torchrun ends, unless it was killed.
         """
-        end_process_group(process)
+        if isinstance(process, ForkedRanks):
+            process.end()
+        else:
+            end_process_group(process)
         exit_code = process.poll()
-        if exit_code is None or exit_code < 0:
+        if isinstance(process, ForkedRanks) or exit_code is None or exit_code < 0:
             kill_abandoned(folder.launch_log)
 
 

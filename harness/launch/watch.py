@@ -82,7 +82,7 @@ def watch(
     # Both are on the monotonic clock.
     next_signal = 0.0
     grace_ends: float | None = None  # of ranks that a launcher lets run once another has failed
-    seen_size = 0  # bytes that say how ranks have failed
+    seen = NO_FILE, NO_FILE  # the states of the files that say how ranks have failed
     watchdog = Watchdog(folder, world_size, timeout)
     while True:
         try:
@@ -106,12 +106,10 @@ def watch(
         if watchdog.launcher_hangs or (grace_ends is not None and now > grace_ends):
             return None
         # What ranks failed of is searched for only when there is more to read, as trials are training.
-        size = file_size(folder.launch_log)
-        if grace_ends is None and size > seen_size:
-            seen_size = size
-            output = launcher_output(folder)
-            failures = launcher.observed_failures(folder, output)
-            if any(_is_cause(failure, folder) for failure in failures):
+        state = file_state(folder.launch_log), file_state(folder.failures_path)
+        if grace_ends is None and state != seen:
+            seen = state
+            if any(_is_cause(failure, folder) for failure in launcher.observed_failures(folder)):
                 grace_ends = now + GRACE_SECONDS
 
 
@@ -145,27 +143,12 @@ def _refuse_moved_folder(folder: TrialFolder) -> None:
         )
 
 
-def file_size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 where there is none."""
-    return file_state(path)[0]
-
-
 def file_state(path: Path) -> tuple[int, int]:
     """Return the size of a file in bytes and when it was modified, which change if it does."""
     with suppress(FileNotFoundError):
         status = path.stat()
         return status.st_size, status.st_mtime_ns
     return NO_FILE
-
-
-def launcher_output(folder: TrialFolder) -> str:
-    """Return what the launcher has written to its log.
-
-    It is empty where the folder has just been moved away, which the next look at it finds.
-    """
-    with suppress(FileNotFoundError):
-        return folder.launch_log.read_text(encoding="utf-8", errors="replace")
-    return ""
 
 
 # Hangs

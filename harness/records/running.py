@@ -64,7 +64,6 @@ class FailedRank:
         int, Meta(ge=-64, le=255)
     ]  # negative: the number of the signal that ended it
     at: Amount  # when its end was noticed, seconds since the epoch
-    pid: Number  # on the rank's own machine
     out_of_memory: bool = False  # whether the kernel killed it for want of memory
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from harness.core.paths import Results, SweepFolder
 from harness.core.progress import report_progress
 from harness.launch import sweep as local
 from harness.launch.controller import run_client
-from harness.launch.probe import make_folder
 from harness.launch.runner import TrialListener
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
@@ -56,7 +56,11 @@ def examine(profile: Profile, results: Results, *, patience: float, all_nodes: b
     detail = f"{len(usable_cores())} cores, Python {platform.python_version()}"
     detail += f", torch {version('torch')}; results in {results.path.absolute()}"
     checks = [Check(name="machine", passed=True, detail=detail)]
-    folder = make_folder(results.path, "doctor-")
+    try:
+        results.path.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))
+    except OSError as error:
+        raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
     try:
         if profile.launcher == "slurm":
             checks += _examine_cluster(profile, folder, patience, all_nodes=all_nodes)

@@ -140,8 +140,7 @@ def test_torchrun_and_its_ranks_end_with_a_starter_that_is_killed(
         "from harness.core.paths import TrialFolder\n"
         "from harness.launch.torchrun import Torchrun\n"
         "folder, launcher = TrialFolder(Path(sys.argv[1])), Torchrun(environment={})\n"
-        "command = launcher.command('harness.training.worker', folder, 2)\n"
-        "launcher.start(command, launcher.variables(1, {}), folder.launch_log)\n"
+        "launcher.start('harness.training.worker', folder, 2, launcher.variables(1, {}))\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "trial")]) as starter:

@@ -11,25 +11,23 @@ import pytest
 
 from harness.core.paths import TrialFolder
 from harness.launch.torchrun import Torchrun
+from harness.launch.watch import watch
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
 
 # A process of its own loads torch faster without collections of garbage, and ends faster at once.
 TOLD = """\
-import gc, json, os, psutil, sys
+import gc, json, os, re, sys
 if __name__ == "__main__":
     gc.disable()
 import torch.distributed as dist
-NAMES = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
-def main(arguments=None):
+OF_TORCHRUN = re.compile("(.+_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_(RUN_ID|.*RESTART.*)")
+def main():
     dist.init_process_group("gloo")
-    port = int(os.environ["MASTER_PORT"])
-    sockets = psutil.net_connections("tcp")
-    store = [each.laddr.ip for each in sockets if each.status == "LISTEN" and each.laddr.port == port]
     everyone = [None] * dist.get_world_size()
-    variables = {name: os.environ[name] for name in NAMES}
-    dist.all_gather_object(everyone, [variables, arguments or sys.argv[1:], store])
+    variables = {name: os.environ[name] for name in os.environ if OF_TORCHRUN.fullmatch(name)}
+    dist.all_gather_object(everyone, [variables, sys.argv[1:], dist.is_torchelastic_launched()])
     if not dist.get_rank():
         print(json.dumps(everyone), flush=True)
     dist.destroy_process_group()
@@ -40,7 +38,7 @@ if __name__ == "__main__":
 # Rank 1 is killed, and rank 2 fails by itself as soon as rank 1 is gone: torchrun may end it at once.
 FAILING = """\
 import os, signal, time
-def main(arguments=None):
+def main():
     if os.environ["RANK"] == "1":
         pipe = open("pipe", "w")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -71,13 +69,13 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
     printed = []
     for fork in (True, False):
         launcher = Torchrun(environment={}, fork=fork)
-        log = trial_folder.path / f"{fork}.log"
-        command = launcher.command("ranks", trial_folder, 2, ["a b"])
-        assert launcher.start(command, launcher.variables(1, {}), log).wait(300) == 0
+        log = trial_folder.launch_log
+        ranks = launcher.start("ranks", trial_folder, 2, launcher.variables(1, {}), ["a b"])
+        assert ranks.wait(300) == 0, log.read_text(encoding="utf-8")
         printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     assert printed[0] == printed[1]
     assert [variables["RANK"] for variables, _, _ in printed[0]] == ["0", "1"]
-    assert [store for _, _, store in printed[0]] == [["127.0.0.1"]] * 2
+    assert [is_launched for _, _, is_launched in printed[0]] == [True, True]
     assert not trial_folder.failures_path.exists()
 
 
@@ -87,18 +85,21 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fo
     write(FAILING)
     os.mkfifo("pipe")
     trial_folder.path.mkdir()
+    trial_folder.assignment_path.touch()
     launcher = Torchrun(environment={}, fork=fork)
-    command = launcher.command("ranks", trial_folder, 4)
-    assert (
-        launcher.start(command, launcher.variables(1, {}), trial_folder.launch_log).wait(300) == 1
-    )
+    process = launcher.start("ranks", trial_folder, 4, launcher.variables(1, {}))
+    try:
+        for _ in watch(process, launcher, trial_folder, 4, 300):
+            pass
+    finally:
+        launcher.end(process, trial_folder)
     failed = json.loads(trial_folder.failures_path.read_text(encoding="utf-8"))
     exit_codes = {rank: ended["exitcode"] for rank, ended in failed.items()}
     assert (exit_codes.pop("1"), exit_codes.pop("2")) == (-signal.SIGKILL, 3)
     assert set(exit_codes.values()) <= {-signal.SIGTERM}
     seen = [
         (ended.kind, ended.rank, ended.message)
-        for ended in launcher.observed_failures(trial_folder, "")
+        for ended in launcher.observed_failures(trial_folder)
     ]
     assert sorted(seen) == [("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")]
     assert processes_below(trial_folder.path) == []

@@ -116,7 +116,7 @@ def test_a_rank_that_fails_is_named_with_its_log(
     with pytest.raises(
         HarnessError,
         match=r"^rank 0 on .*: BadInput: device: found 0 GPUs; needed: .*; log: .*rank0\.log$",
-    ):
+    ) as failure:
         measure_peaks(results, Profile(device="cuda", slots=1), ranks=1)
     assert list(results.peaks.glob("*.json")) == []
-    assert list(results.peaks.glob("running-*/logs/launch.log"))
+    assert Path(str(failure.value).rpartition("log: ")[2]).exists()

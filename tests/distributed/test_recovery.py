@@ -85,18 +85,18 @@ def failure_kinds(sweep: Path) -> list[str | None]:
     return kinds
 
 
-def forked_by() -> tuple[psutil.Process, psutil.Process]:
-    """Return this process's forkserver of the running trial, and its child that has forked the ranks."""
+def forked() -> tuple[psutil.Process, psutil.Process]:
+    """Return this process's forkserver of the running trial, and the trial's last rank."""
     servers = [server for server in forkserver._servers.values() if not server.has_ended]
     (server,) = [server for server in servers if not server.is_idle()]
-    (agent,) = server._running
-    return psutil.Process(server.process.pid), psutil.Process(agent)
+    ranks = [pid for pid, exit_code in server.exit_codes.items() if exit_code is None]
+    return psutil.Process(server.process.pid), psutil.Process(ranks[-1])
 
 
 class Killer(RecordCollector):
     """A listener that kills something in each trial, once it has reached a step.
 
-    `victims` names one for each trial: "rank", "agent" (what has forked the ranks) or "forkserver".
+    `victims` names one for each trial: "rank" or "forkserver".
     Without one, a trial is left alone, and so is one that runs again: then `hold` is removed.
     """
 
@@ -120,15 +120,9 @@ class Killer(RecordCollector):
         if not self.victims or not has_reached or trial.id == self.last_killed:
             return
         self.last_killed = trial.id
-        _victim(self.victims.pop(0)).kill()
-
-
-def _victim(name: str) -> psutil.Process:
-    """Return the process of the running trial that a name stands for."""
-    server, agent = forked_by()
-    if name == "rank":
-        return agent.children()[-1]
-    return {"agent": agent, "forkserver": server}[name]
+        server, rank = forked()
+        victim = {"rank": rank, "forkserver": server}[self.victims.pop(0)]
+        victim.kill()
 
 
 def heed_interrupts() -> None:
@@ -201,10 +195,10 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
 def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    sweep = held_sweep(tmp_path, hold, seeds=[0, 1, 2, 3])
+    sweep = held_sweep(tmp_path, hold, seeds=[0, 1, 2])
 
-    run(sweep, listener=Killer("rank", "agent", "forkserver", hold=hold))
-    assert failure_kinds(sweep) == ["Killed", None, None, None]
+    run(sweep, listener=Killer("rank", "forkserver", hold=hold))
+    assert failure_kinds(sweep) == ["Killed", None, None]
     (lost,) = read_record(trial_folders(sweep)[1].record_path).previous_failures
     assert "left no result; its launcher was ended by SIGKILL; the last line of" in lost.message
     hold.touch()
@@ -229,12 +223,12 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     ended = harness(*arguments(sweep))
     assert ended.code == 0, ended.err + ended.out
     records = [read_record(folder.record_path) for folder in trial_folders(sweep)]
-    assert [record.status for record in records] == ["done"] * 4
+    assert [record.status for record in records] == ["done"] * 3
     # A trial that Ctrl-C finds before the step in which it hangs saves, and is recorded as such.
     kinds = [{failure.kind for failure in record.previous_failures} for record in records]
     assert kinds[0] - {"Interrupted", "Lost"} == {"Killed"}
-    assert kinds[1:] == [{"Lost"}, {"Lost"}, set()]
-    assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 4
+    assert kinds[1:] == [{"Lost"}, set()]
+    assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 3
     assert sorted(trials_in_mlflow(sweep)) == sorted(record.trial.id for record in records)
     assert processes_below(tmp_path) == []
 

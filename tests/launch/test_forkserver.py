@@ -15,10 +15,16 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.processes import Process, end_process_group, start_session
+from harness.core.processes import end_process_group, start_session
 from harness.launch import forkserver
 from harness.launch.abandoned import mark_variables
-from harness.launch.forkserver import ForkRequest, ForkServer, Setup, kill_all, shared_server
+from harness.launch.forkserver import (
+    ForkedRanks,
+    ForkRequest,
+    ForkServer,
+    Setup,
+    shared_server,
+)
 from harness.launch.torchrun import Torchrun
 from tests.support.running import wait_until
 from tests.support.tree import TOP
@@ -73,12 +79,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "program.py"
 
 
-def start(log: Path, *arguments: str, **variables: str) -> Process:
+def start(log: Path, *arguments: str, **variables: str) -> ForkedRanks:
     """Start the module `program` as the ranks of a trial are started."""
-    command = [sys.executable, "-P", "-m", "program", *arguments]
-    process = forkserver.start_worker(command, {**os.environ, **variables}, log)
-    assert process is not None, log.read_text(encoding="utf-8")
-    return process
+    environment = {**os.environ, **variables}
+    server = shared_server(environment, Setup(preload=forkserver.PRELOAD))
+    request = ForkRequest(
+        module="program",
+        arguments=arguments,
+        variables=environment,
+        folder=str(Path.cwd()),
+        log=str(log),
+    )
+    return server.fork([request])
 
 
 def printed(log: Path) -> Any:
@@ -171,11 +183,12 @@ def parent_of(pid: int) -> int:
 def test_everything_ends_with_the_process_that_started_the_forkserver(module: Path) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     program = (
-        "import os, sys, time; from pathlib import Path; from harness.launch import forkserver\n"
-        f"forkserver.PRELOAD = {PRELOAD}\n"
-        "command = [sys.executable, '-P', '-m', 'program']\n"
-        "process = forkserver.start_worker(command, dict(os.environ), Path('log'))\n"
-        "(server,) = forkserver._servers.values()\n"
+        "import os, time\n"
+        "from harness.launch.forkserver import ForkRequest, Setup, shared_server\n"
+        f"server = shared_server(dict(os.environ), Setup(preload={PRELOAD}))\n"
+        "request = ForkRequest(module='program', arguments=[], variables=dict(os.environ),"
+        " folder='.', log='log')\n"
+        "process = server.fork([request])\n"
         "print(server.process.pid, process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -213,7 +226,7 @@ def test_a_library_that_starts_a_thread_when_it_is_loaded_is_told_not_to(module:
     code = "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))"
     module.write_text(code, encoding="utf-8")
     try:
-        process = server.fork([request(module.parent, module.with_name("log"), [])])[0]
+        process = server.fork([request(module.parent, module.with_name("log"), [])])
         assert process.wait(60) == 0
     finally:
         server.close()
@@ -239,7 +252,7 @@ def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path
     log = tmp_path / "log"
     found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
     server = shared_server(os.environ, SETUP)
-    codes = [server.fork([process])[0].wait(60) for process in (request(tmp_path, log, []), found)]
+    codes = [server.fork([process]).wait(60) for process in (request(tmp_path, log, []), found)]
     assert codes == [1, 0]
     assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
 
@@ -255,7 +268,7 @@ def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path)
         (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
         requests.append(request(tree, tmp_path / f"{name}.log", [core]))
     server = shared_server(dict(os.environ), SETUP)
-    assert [process.wait(300) for process in server.fork(requests)] == [0, 0]
+    assert server.fork(requests).wait(300) == 0
     assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
     assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
     assert shared_server(dict(os.environ), SETUP) is server
@@ -265,44 +278,27 @@ def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) ->
     (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
     server = shared_server(dict(os.environ), SETUP)
     processes = server.fork([request(tmp_path, tmp_path / "log", []) for _ in range(2)])
-    assert [process.poll() for process in processes] == [None, None]
-    kill_all(processes)
-    assert [process.poll() for process in processes] == [-signal.SIGKILL, -signal.SIGKILL]
-    for process in processes:
-        assert not Path(f"/proc/{process.pid}").exists()
+    assert processes.poll() is None
+    processes.end(grace=0.0)
+    assert processes.exit_codes() == [-signal.SIGKILL, -signal.SIGKILL]
+    for pid in processes.pids:
+        assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("end", ["STOP", "KILL"])
 def test_ranks_are_started_without_a_forkserver_that_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one more was tried: what is stopped would be waited for until somebody wakes it."""
-    starts = tmp_path / "starts"
     program = tmp_path / "ends.py"
-    program.write_text(
-        "import os, signal\n"
-        f"with open({str(starts)!r}, 'a') as file:\n"
-        "    print(os.getpid(), file=file)\n"
-        f"os.kill(os.getpid(), signal.SIG{end})\n",
-        encoding="utf-8",
-    )
+    program.write_text("import sys; sys.exit('no fork today')", encoding="utf-8")
     monkeypatch.setattr(forkserver, "PROGRAM", program)
-    monkeypatch.setattr(forkserver, "START_TIMEOUT", 2.0)
     (tmp_path / "rank.py").write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
-    launcher = Torchrun(environment={"PYTHONPATH": str(tmp_path), "END": end}, fork=True)
+    launcher = Torchrun(environment={"PYTHONPATH": str(tmp_path)}, fork=True)
     trial = TrialFolder(tmp_path / "trial")
-    variables = launcher.variables(1, {})
-    for _ in range(2):
-        command = launcher.command("rank", trial, 2, ["--write-logs"])
-        process = launcher.start(command, variables, trial.launch_log)
-        assert process.wait(120) == 0, trial.launch_log.read_text(encoding="utf-8")
-    pids = starts.read_text(encoding="utf-8").split()
-    assert len(pids) == 2, "by the second trial, nobody tries again"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    ranks = launcher.start("rank", trial, 2, launcher.variables(1, {}), ["--write-logs"])
+    assert ranks.wait(120) == 0, trial.launch_log.read_text(encoding="utf-8")
     written = trial.launch_log.read_text(encoding="utf-8")
-    assert written.count(f"['{trial.path}', '--write-logs']") == 4, "two ranks each"
-    assert "the process that ranks are forked from" in written
+    assert written.count(f"['{trial.path}', '--write-logs']") == 2
+    assert "the process that ranks are forked from gave no answer: no fork today" in written
 
 
 def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
@@ -324,6 +320,6 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     assert list(forkserver._servers.values()) == [busy, third]
     assert idle.process.poll() is not None
     assert shared_server(green, Setup(preload=[])) is busy
-    kill_all(processes)
+    processes.end()
     for server in (busy, third):
         server.close()

@@ -184,6 +184,14 @@ def test_the_end_of_a_step_is_named(name: str) -> None:
     assert causes[:1] == ([] if expected is None else [expected])
 
 
+def printed(path: Path, output: str) -> TrialFolder:
+    """Return the folder of a trial whose step has printed this."""
+    folder = TrialFolder(path)
+    folder.log_folder.mkdir()
+    folder.launch_log.write_text(output, encoding="utf-8")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -197,14 +205,14 @@ def test_a_rank_that_was_killed_is_so_in_a_container_too(
 ) -> None:
     """A container's command ends with 128 and the number of the signal."""
     output = f"srun: error: n2: task 1: {how}\n"
-    (failure,) = launcher().observed_failures(TrialFolder(tmp_path), output)
+    (failure,) = launcher().observed_failures(printed(tmp_path, output))
     assert (failure.kind, failure.rank, failure.host) == ("Killed", 1, "n2")
     assert failure.message == message
 
 
 def test_a_rank_may_exit_with_the_code_of_a_signal(tmp_path: Path) -> None:
     output = "srun: error: n2: task 1: Exited with exit code 137\n"
-    (failure,) = launcher(prefix=()).observed_failures(TrialFolder(tmp_path), output)
+    (failure,) = launcher(prefix=()).observed_failures(printed(tmp_path, output))
     assert (failure.kind, failure.message) == ("Exited", "with code 137")
 
 

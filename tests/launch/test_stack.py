@@ -54,16 +54,15 @@ def prefix(program: str) -> list[str]:
 @pytest.mark.parametrize(
     ("stack", "message"),
     [
-        (Stack(python="no/python"), "python: found no program "),
-        (Stack(python="no-such-python"), "python: found no 'no-such-python' on PATH"),
-        (Stack(prefix=["no-such-box"]), "prefix: found no command 'no-such-box'"),
+        (Stack(python="no/python"), "No such file or directory"),
+        (Stack(prefix=["no-such-box"]), "no-such-box: [Errno 2] No such file or directory"),
         (
             Stack(prefix=prefix("echo nothing"), python=sys.executable),
-            "found 'nothing' printed; allowed: a prefix that runs the command after it",
+            "found 'nothing' where it starts Python; allowed: an interpreter, after a prefix",
         ),
-        (Stack(prefix=prefix("echo no >&2; exit 3")), "failed: no"),
+        (Stack(prefix=prefix("echo no >&2; exit 3")), "found 'no' where it starts Python"),
     ],
-    ids=["path", "name", "command", "printed", "failed"],
+    ids=["path", "command", "printed", "failed"],
 )
 def test_a_stack_that_ranks_cannot_run_under_is_refused(
     tmp_path: Path, stack: Stack, message: str
@@ -92,27 +91,23 @@ def test_a_stack_that_is_too_old_is_refused(
         probe(Stack(prefix=box), tmp_path)
 
 
-def test_torchrun_and_forkserver_run_under_the_stack() -> None:
-    folder = TrialFolder(Path("t"))
-    local = Torchrun(environment={"OWN": "1"}, fork=True)
-    forked = local.in_stack(READY)
-    assert forked.command("m", folder, 2)[:4] == [
-        READY.python, "-P", "-m", "harness.launch.forked",
-    ]  # fmt: skip
-    variables = forked.variables(1, {"PYTHONHOME": None})
+def test_torchrun_runs_under_the_stack() -> None:
+    launcher = Torchrun(environment={"OWN": "1"}, fork=True).in_stack(READY)
+    assert launcher.fork
+    variables = launcher.variables(1, {"PYTHONHOME": None})
     assert (variables["PYTHONPATH"], variables["OWN"]) == ("/tree", "1")
-    command = replace(forked, fork=False).command("m", folder, 2)
+    command = launcher.command("m", TrialFolder(Path("t")), 2)
     assert command[0] == READY.python
     assert command[-5:] == [READY.python, "-P", "-m", "m", "t"]
 
 
 def test_what_runs_in_a_container_is_bound_to_this_process_and_not_forked() -> None:
-    command = (
-        Torchrun(environment={}, fork=True).in_stack(BOXED).command("m", TrialFolder(Path("t")), 2)
-    )
-    bound = [sys.executable, "-P", "-m", "harness.launch.bound", "[]"]
-    assert command[:5] == bound
-    assert command[5:13] == [
+    launcher = Torchrun(environment={}, fork=True).in_stack(BOXED)
+    assert not launcher.fork
+    command = launcher.command("m", TrialFolder(Path("t")), 2)
+    bound = [sys.executable, "-P", "-m", "harness.launch.bound"]
+    assert command[:4] == bound
+    assert command[4:12] == [
         *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m",
     ]  # fmt: skip
     assert command[-5:] == ["python3", "-P", "-m", "m", "t"]  # torchrun is in there too

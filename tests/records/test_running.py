@@ -13,7 +13,7 @@ from harness.launch.torchrun import Torchrun
 from harness.records.running import FailedRank, read_failed_ranks, read_progress_file
 
 PROGRESS = {"phase": "train", "step": 3, "steps": 10, "at": 1.7e9, "rate": 5.0, "loss": 1.0}
-FAILED = {"exitcode": -9, "at": 1.7e9, "pid": 7}
+FAILED = {"exitcode": -9, "at": 1.7e9}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_progress_comes_back_with_whatever_else_it_says(tmp_path: Path) -> None:
 def test_failed_ranks_come_back(tmp_path: Path) -> None:
     path = tmp_path / "failures.json"
     path.write_text(json.dumps({"3": FAILED}), encoding="utf-8")
-    assert read_failed_ranks(path) == {3: FailedRank(exitcode=-9, at=1.7e9, pid=7)}
+    assert read_failed_ranks(path) == {3: FailedRank(exitcode=-9, at=1.7e9)}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,6 @@ def test_failures_that_cannot_be_read_fail_the_trial(tmp_path: Path, content: ob
     folder.failures_path.write_text(text, encoding="utf-8")
     with pytest.raises(BadFile, match="list of failed ranks"):
         read_failed_ranks(folder.failures_path)
-    (failure,) = Torchrun(environment={}).observed_failures(folder, "")
+    (failure,) = Torchrun(environment={}).observed_failures(folder)
     assert failure.kind == "BadFile"
     assert str(folder.failures_path) in failure.message

@@ -509,9 +509,9 @@ def assemble_record(tmp_path: Path) -> Assemble:
             assert read_rank_result(folder.result_path(rank)).failure == failure
         listed = {}
         for rank, exit_code in exit_codes.items():
-            listed[rank] = {"exitcode": exit_code, "at": time.time(), "pid": 1}
+            listed[rank] = {"exitcode": exit_code, "at": time.time()}
         folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")
-        observed = Torchrun(environment={}).observed_failures(folder, "")
+        observed = Torchrun(environment={}).observed_failures(folder)
         ended = how_ended(folder, 2, started=0, observed_failures=observed)
         return assemble("line", assignment, ended, ValidityRules())
 

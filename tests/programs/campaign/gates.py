@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "bisect": ("bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
 }
 # What the shim calls the processes: those of the forkserver are ranks here.
-ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "agent", "worker": "rank0"}
+ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "rank0", "worker": "worker"}
 SCRATCH_NAMES = re.compile(r"harness-[a-z]+-\w{8}")  # folders of logs, in an error
 LONGEST_DELAY = 4000  # milliseconds
 OTHER_LOSSES = """

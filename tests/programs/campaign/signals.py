@@ -31,7 +31,7 @@ from tests.support.running import wait_until
 PAUSE = 3.0  # seconds that the command is stopped
 START_TIMEOUT = 60.0  # seconds within which a process of a role has to appear
 POLL = 0.002  # seconds
-ROLES = ("harness", "forkserver", "agent", "rank0", "rank1", "worker")
+ROLES = ("harness", "forkserver", "rank0", "rank1", "worker")
 SIGNALS = ("KILL", "STOP")
 LONGEST_DELAY = 3000  # milliseconds
 TORCHRUN = "torchrun-"

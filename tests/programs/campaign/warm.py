@@ -40,7 +40,6 @@ POLL = 0.01  # seconds
 MODULES = (
     *forkserver.TORCH,
     "harness.training.worker",
-    "harness.launch.forked",
     "harness.launch.sweep",
     "harness.cli.main",
     "mlflow",
@@ -64,9 +63,13 @@ class Ended:
 
 def preload(modules: Sequence[str] = MODULES) -> None:
     """Load what commands import, without starting a thread."""
-    from harness.launch.forkserver_process import preload, refuse_threads
+    from harness.launch.forkserver_process import refuse_threads
 
-    preload(modules)
+    os.environ.update(forkserver.WITHOUT_THREADS)
+    for module in modules:
+        importlib.import_module(module)
+    for name in forkserver.WITHOUT_THREADS:
+        del os.environ[name]
     refuse_threads()
 
 
@@ -226,7 +229,7 @@ def _execute_child(process: Any, *arguments: Any) -> None:
 
 def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
     """Run the forkserver's program in this process, as Popen's parameters say."""
-    from harness.launch.forkserver_process import _close_files
+    from harness.launch.forkserver_process import close_files
 
     exit_code = 1
     try:
@@ -234,14 +237,14 @@ def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
             os.setsid()
         for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
             os.dup2(parameters[name], number)
-        _close_files()
+        close_files()
         os.environ.clear()
         os.environ.update(parameters["env"])
         os.chdir(parameters["cwd"] or ".")
         _reset_signals()
         shim.enter("forkserver")
         program = str(PROGRAM)
-        sys.argv = [program]
+        sys.argv = list(parameters["args"][2:])  # after `python -P`
         sys.path.insert(0, str(PROGRAM.parent))  # as Python does with a script's folder
         runpy.run_path(program, run_name="__main__")
         exit_code = 0

@@ -6,6 +6,7 @@ A trial of 48 steps at two ranks takes a second, so that hundreds of them can be
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -20,8 +21,10 @@ from typing import Any
 import yaml
 
 from harness.core.paths import TrialFolder
-from harness.launch import forked
+from harness.core.ports import LOOPBACK, free_port
+from harness.core.processes import die_with_parent, end_process
 from harness.launch.forkserver import TORCH
+from harness.launch.launcher import GRACE_SECONDS, rank_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
 from harness.spec.cell import Fingerprints, Trial
@@ -167,7 +170,7 @@ def run_ranks(
 ) -> int:
     """Fork the ranks of a trial and wait for them; 0 if all ended well.
 
-    A process between this one and the ranks opens the store that they meet at, and ends with them.
+    A process between this one and the ranks ends with them.
     `strike` is called with its id again and again, until it says that it has struck.
     """
     arguments = [str(folder.path), "--write-logs", *options]
@@ -177,7 +180,7 @@ def run_ranks(
         try:
             os.setpgid(0, 0)
             os.environ["OMP_NUM_THREADS"] = "1"
-            exit_code = bool(forked.run_ranks(trial.cell.axes.world_size, WORKER, arguments))
+            exit_code = fork_ranks(trial.cell.axes.world_size, arguments)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -193,3 +196,39 @@ def run_ranks(
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
         time.sleep(0.005)
+
+
+def fork_ranks(world_size: int, arguments: Sequence[str]) -> int:
+    """Fork the ranks and wait until they have ended; return how many of them failed.
+
+    The others of one that failed are killed after a while.
+    """
+    parent, port = os.getpid(), free_port()
+    ranks = set()
+    for rank in range(world_size):
+        pid = os.fork()
+        if not pid:
+            exit_code = 1
+            try:
+                die_with_parent(parent=parent)
+                os.environ.update(rank_variables(rank, world_size))
+                os.environ.update(MASTER_ADDR=LOOPBACK, MASTER_PORT=str(port))
+                exit_code = import_module(WORKER).main(arguments)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                end_process(exit_code)
+        ranks.add(pid)
+    failed = 0
+    deadline = math.inf
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        ranks.discard(pid)
+        if status:
+            failed += 1
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+        time.sleep(0.005)
+    return failed
