@@ -40,11 +40,16 @@ from harness.gate.certify import CertifySettings
 from harness.gate.certify import certify as run_certify
 from harness.gate.limits import Policy
 from harness.interface.planning import load_planned
-from harness.render import bisect as bisect_view
-from harness.render import gate as gate_view
-from harness.render.compare import show_saved
-from harness.render.console import print_json, spinner
-from harness.render.machine import show_certificate
+from harness.render.compare import saved_view
+from harness.render.console import TerminalConsole, show, spinner
+from harness.render.gate import (
+    bisect_view,
+    certificate_view,
+    gate_view,
+    progress_line,
+    step_line,
+)
+from harness.render.view import markdown
 from harness.statistics.verdict import ALPHA
 
 app = typer.Typer()
@@ -121,15 +126,13 @@ def gate(
     )
     with spinner():
         outcome = run_gate(
-            loaded, profile, options, lambda cell: print_message(gate_view.progress_line(cell))
+            loaded, profile, options, lambda cell: print_message(progress_line(cell))
         )
-    if as_json:
-        print_json(outcome)
-    else:
-        gate_view.show_outcome(outcome)
+    view = gate_view(outcome, loaded.name)
+    show(view, as_json=as_json)
     # The file is written whatever the outcome is: CI shows it above all for a gate that fails.
     if summary is not None:
-        write_atomically(summary, gate_view.markdown(outcome, loaded.name))
+        write_atomically(summary, markdown(view))
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
@@ -172,11 +175,10 @@ def bisect(
         compare_bits=bits,
     )
     with spinner():
-        outcome = run_bisect(loaded, profile, options, bisect_view.show_step)
-    if as_json:
-        print_json(outcome)
-    else:
-        bisect_view.show(outcome)
+        # On stderr, so that stdout has nothing but the result, as scripts read that of `git bisect`.
+        console = TerminalConsole(stderr=True)
+        outcome = run_bisect(loaded, profile, options, lambda step: console.say(step_line(step)))
+    show(bisect_view(outcome), as_json=as_json)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
 
@@ -218,7 +220,7 @@ def certify(
     )
     with spinner(f"{request.label} against itself:"):
         certificate, path = run_certify(Results(results), loaded, profile, request, comparisons)
-    show_certificate(certificate, path)
+    show(certificate_view(certificate, path))
     if not certificate.holds:
         raise typer.Exit(1)
 
@@ -238,4 +240,4 @@ def baseline(sweep: NameArgument, results: ResultsOption = Path("results")) -> N
     (side,) = select(results_folder, [sweep])
     # All cells or none are written: a cell without a measurement, or with trials of several kinds
     # of hardware, raises BadInput before the first file.
-    show_saved(save(results_folder, side.cells))
+    show(saved_view(save(results_folder, side.cells)))

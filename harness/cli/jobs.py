@@ -34,12 +34,13 @@ from harness.interface.planning import load_planned
 from harness.interface.watching import watch
 from harness.launch.sweep import Redo
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
-from harness.render import plan as plan_view
-from harness.render import status as status_view
-from harness.render.console import TerminalConsole
-from harness.render.results import show_results
+from harness.render.console import TerminalConsole, show
+from harness.render.plan import submission_view
 from harness.render.run import left_out_lines
-from harness.render.status import show_summary, status_display
+from harness.render.status import headlines, status_display, status_view
+from harness.render.sweep import sweep_view
+from harness.render.value import Styled
+from harness.render.view import View
 from harness.slurm import submit as jobs
 from harness.slurm.status import SweepStatus
 from harness.spec.sweep import Sweep
@@ -93,15 +94,15 @@ def submit(
     sweep_folder = results_folder.sweep_folder(loaded.name)
     if dry_run:
         prepared = jobs.prepare(loaded, profile, sweep_folder, redo)
-        plan_view.show_prepared(console, prepared)
+        show(submission_view(prepared))
         for script in jobs.batch_scripts(sweep_folder, prepared.submission):
-            console.print_text(f"\n{script}")  # no markup: its square brackets are the shell's
+            console.say(f"\n{script}", wraps=False)
         return
     prepared = jobs.submit(loaded, profile, sweep_folder, redo)
-    plan_view.show_prepared(console, prepared)
+    show(submission_view(prepared))
     if prepared.submission.arrays:
         command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
-        console.print_text(f"\nnext  {command}")
+        console.say(f"next  {command}", wraps=False)
 
 
 @app.command()
@@ -156,7 +157,7 @@ def status(
         statuses = _watch(sweeps, results_folder, tracking_uri)
     else:
         statuses = watching.sweep_statuses(sweeps, results_folder)
-        status_view.show(statuses[0], as_json=as_json, every=every_trial)
+        show(status_view(statuses[0], every=every_trial), as_json=as_json)
     _exit_with_status(statuses, [])
 
 
@@ -170,7 +171,7 @@ def _show_all(results: Results, tracking_uri: str | None, *, watch: bool) -> Non
     if watch:
         statuses = _watch([status.sweep for status in statuses], results, tracking_uri)
     else:
-        show_summary(statuses)
+        show(View(lines=[line for status in statuses for line in headlines(status)]))
     _exit_with_status(statuses, errors)
 
 
@@ -182,12 +183,18 @@ def _watch(
         statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
     if len(sweeps) == 1:
         recorded = read_recorded_sweep(results, sweeps[0].name)
-        show_results(
-            recorded.sweep, recorded.records, results, trouble=trouble, tracking_uri=tracking_uri
+        show(
+            sweep_view(
+                recorded.sweep,
+                recorded.records,
+                results,
+                trouble=trouble,
+                tracking_uri=tracking_uri,
+            )
         )
         console = TerminalConsole()
         for line in left_out_lines(recorded):
-            console.print_text(line, "open")
+            console.say(Styled(line, "open"))
     return statuses
 
 

@@ -20,9 +20,8 @@ from harness.core.paths import Results
 from harness.core.text import parse_duration
 from harness.launch.probe import measure_peaks
 from harness.records.store import latest_sweep_name
-from harness.render.console import spinner
-from harness.render.machine import show_checks
-from harness.render.peak import show_peaks
+from harness.render.console import show, spinner
+from harness.render.machine import doctor_view, peaks_view
 from harness.slurm.doctor import examine
 from harness.spec import cluster as clusters
 
@@ -64,9 +63,8 @@ def doctor(
     patience = parse_duration(timeout, "--timeout")
     with spinner():
         checks = examine(profile, Results(results), patience=patience, all_nodes=all_nodes)
-    passed = all(check.passed for check in checks)  # a check that was not made has not passed
-    show_checks(cluster, checks, passed=passed, as_json=as_json)
-    if not passed:
+    show(doctor_view(cluster, checks), as_json=as_json)
+    if not all(check.passed for check in checks):  # a check that was not made has not passed
         raise typer.Exit(1)
 
 
@@ -97,7 +95,7 @@ def peak(
     results_folder = Results(results)
     with spinner():
         machine, path = measure_peaks(results_folder, profile, ranks)
-    show_peaks(machine)
+    show(peaks_view(machine))
     print(f"record: {path}")
     purpose = "compares its cells with these peaks"
     sweep = latest_sweep_name(results_folder)

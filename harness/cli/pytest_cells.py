@@ -34,8 +34,8 @@ from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.record import Record
-from harness.render.console import from_markup
 from harness.render.run import trial_line
+from harness.render.value import write
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec import cluster
 from harness.spec import sweep as spec
@@ -307,8 +307,8 @@ class TrialReporter(TrialListener):
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Print the trial's line as `harness run` does, without its colors."""
         self.finished_count += 1
-        markup = trial_line(record, folder, self.finished_count, self.planned_count)
-        self.print_line(from_markup(markup).plain)
+        line = trial_line(record, folder, self.finished_count, self.planned_count)
+        self.print_line(write(line))
 
     def on_message(self, text: str) -> None:
         """Print it as a separate line."""

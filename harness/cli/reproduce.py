@@ -26,13 +26,17 @@ from harness.cli.arguments import (
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
 from harness.core.errors import BadInput
 from harness.core.paths import Results, safe_folder_name
+from harness.core.progress import print_message
 from harness.core.text import counted
 from harness.interface.planning import load_planned
-from harness.render import parity as parity_view
-from harness.render import reproduction as reproduction_view
-from harness.render.console import TerminalConsole, print_json, spinner
-from harness.render.divergence import show_diff, show_recorded_diff
+from harness.render.console import TerminalConsole, show, spinner
+from harness.render.divergence import diff_view, recorded_diff_view
+from harness.render.parity import parity_view, rung_badge
+from harness.render.reproduction import code_lines, verdict_view
+from harness.render.run import RunView
+from harness.render.view import View
 from harness.reproduce.parity import plan_parity, sweep_parity
+from harness.reproduce.reproduction import RESULTS_FOLDER
 from harness.reproduce.reproduction import reproduce as reproduce_trials
 from harness.reproduce.rerun import originals as find_originals
 from harness.reproduce.source import Choice
@@ -129,7 +133,7 @@ def _diff_cells(
     traced_a, traced_b = _choose_trials(loaded, *names, seed)
     with spinner():
         diff = diff_trials(traced_a, traced_b, profile, loaded.timeout)
-    show_diff(traced_a.trial, traced_b.trial, diff, as_json=as_json)
+    show(diff_view(traced_a.trial, traced_b.trial, diff), as_json=as_json)
     return diff.is_same
 
 
@@ -167,7 +171,7 @@ def _diff_recorded(
     record_a, record_b = (find_trial(results, name)[0] for name in names)
     with spinner():
         recorded_diff = diff_recorded(record_a, record_b, profile)
-    show_recorded_diff(recorded_diff, as_json=as_json)
+    show(recorded_diff_view(recorded_diff), as_json=as_json)
     return recorded_diff.is_same
 
 
@@ -234,12 +238,10 @@ def parity(
             plan,
             seed=loaded.seeds[0] if seed is None else seed,
             margin=margin,
-            on_cell=lambda cell: parity_view.show_cell(TerminalConsole(stderr=True), cell),
+            on_cell=lambda cell: print_message(f"{cell.cell.label}: {rung_badge(cell)}"),
         )
-    if as_json:
-        print_json(measured)
-    else:
-        parity_view.show_parity(TerminalConsole(), measured)
+    show(parity_view(measured), as_json=as_json)
+    if not as_json:
         sweep_folder = results_folder.sweep_folder(loaded.name)
         if loaded.whole() is loaded and sweep_folder.recorded_ids():
             print_collect(results_folder, loaded.name)
@@ -310,13 +312,17 @@ def reproduce(
     folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
-    terminal = reproduction_view.ReproductionView(folder, quiet=as_json)
+    console = TerminalConsole(stderr=as_json)  # as the output is JSON
     verdict = reproduce_trials(
-        run, originals, whose_code, data, demanded, folder, terminal.listener, terminal.show_code
+        run,
+        originals,
+        whose_code,
+        data,
+        demanded,
+        folder,
+        lambda sweep: RunView(sweep, Results(folder / RESULTS_FOLDER), console),
+        lambda prepared: console.show(View(lines=code_lines(prepared))),
     )
-    if as_json:
-        reproduction_view.print_verdict_json(verdict, folder)
-    else:
-        terminal.show_verdict(verdict)
+    show(verdict_view(verdict, folder), as_json=as_json)
     if verdict.exit_code:
         raise typer.Exit(verdict.exit_code)

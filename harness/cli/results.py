@@ -31,11 +31,11 @@ from harness.interface import comparing
 from harness.interface.data import SweepData
 from harness.interface.tables import WRITERS, check_table_path
 from harness.records.store import read_recorded_sweep, select_recorded
-from harness.render import compare as view
-from harness.render.compare import show_effects
+from harness.render import console
+from harness.render.compare import comparison_view, effects_view
 from harness.render.plan import conflict_lines
-from harness.render.results import show_results
-from harness.render.stored import show_sweeps
+from harness.render.stored import sweeps_view
+from harness.render.sweep import sweep_view
 from harness.tracking.ui import serve
 
 app = typer.Typer()
@@ -80,7 +80,7 @@ def show(
         check_table_path(output)
     results_folder = Results(results)
     if not sweep:
-        show_sweeps(list_sweeps(results_folder))
+        console.show(sweeps_view(list_sweeps(results_folder)))
         return
     recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only)
     print_left_out(recorded)
@@ -91,7 +91,7 @@ def show(
         return
     for line in conflict_lines(recorded.sweep.whole()):
         print(line)
-    show_results(recorded.sweep, recorded.records, results_folder, wide=wide)
+    console.show(sweep_view(recorded.sweep, recorded.records, results_folder, wide=wide))
 
 
 @app.command()
@@ -151,7 +151,7 @@ def compare(
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
         (side,) = select(results_folder, names)
         # Raises BadInput for too few trials to tell effects from noise.
-        show_effects(effects(side), as_json=as_json)
+        console.show(effects_view(effects(side)), as_json=as_json)
         return
     verdicts = comparing.compare(
         *names,
@@ -162,10 +162,8 @@ def compare(
         to_reach=goal,
         results=results,
     )
-    if as_json:
-        view.print_comparison_json(verdicts, verdicts.a, verdicts.b)
-    else:
-        view.show_comparison(verdicts, verdicts.a, verdicts.b)
+    view = comparison_view(verdicts, verdicts.a, verdicts.b)
+    console.show(view, as_json=as_json)
     if verdicts.exit_code:
         raise typer.Exit(verdicts.exit_code)
 

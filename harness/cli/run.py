@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from harness.analysis import adaptive
 from harness.cli.arguments import (
@@ -39,11 +38,12 @@ from harness.interface.planning import plan as plan_sweep
 from harness.interface.starting import start_from_example, start_from_script
 from harness.preflight.runs import examine_sweep, search_sweep
 from harness.records.store import read_recorded_sweep
-from harness.render.catalog import show_axes, show_workload, show_workloads
-from harness.render.console import TerminalConsole, spinner
-from harness.render.plan import show_plan
-from harness.render.preflight import show_checks, show_rates
-from harness.render.results import show_results
+from harness.render.catalog import axes_view, workload_view, workloads_view
+from harness.render.console import TerminalConsole, print_json, show, spinner
+from harness.render.machine import checks_view, rates_view
+from harness.render.plan import plan_to_json, plan_view
+from harness.render.sweep import sweep_view
+from harness.render.value import Styled
 from harness.spec.workload import named_declaration
 from workloads.catalog import BUILT_IN
 
@@ -99,7 +99,10 @@ def plan(
         cluster=cluster,
         results=results,
     )
-    show_plan(planned.sweep, planned.estimates, as_json=as_json, in_full=in_full)
+    if as_json:
+        print_json(plan_to_json(planned.sweep, planned.estimates))
+    else:
+        show(plan_view(planned.sweep, planned.estimates, in_full=in_full))
 
 
 @app.command(
@@ -148,7 +151,7 @@ def axes() -> None:
     Examples:
       harness axes
     """
-    show_axes()
+    show(axes_view())
 
 
 @app.command()
@@ -173,9 +176,9 @@ def workloads(
       harness workloads spiral.py:Spiral
     """
     if name:
-        show_workload(name, named_declaration(name))
+        show(workload_view(name, named_declaration(name)))
     else:
-        show_workloads(BUILT_IN)
+        show(workloads_view(BUILT_IN))
 
 
 @app.command()
@@ -258,7 +261,7 @@ def run(
     )
     results_folder = finished.results
     recorded = read_recorded_sweep(results_folder, finished.name)  # not the selected trials alone
-    show_results(
+    view = sweep_view(
         recorded.sweep,
         recorded.records,
         results_folder,
@@ -266,6 +269,7 @@ def run(
         tracking_uri=tracking_uri,
         wide=wide,
     )
+    show(view)
     print_left_out(recorded)
     goal = adaptive.goal(until, budget)
     measured = finished.recorded.sweep, finished.records
@@ -297,9 +301,8 @@ def fetch(
     for file, is_there in fetch_files(name, to, progressbar=sys.stderr.isatty()):
         status = "already there" if is_there else "fetched and verified"
         size = file.stat().st_size
-        console.print_markup(f"[green]✓[/] {file.name}: {status}, {size:,} bytes")
-    path = escape(shlex.quote(str(to)))
-    console.print_markup(f"[bold]next[/]  harness run mnist --data {path}")
+        console.say([Styled("✓", "better"), f" {file.name}: {status}, {size:,} bytes"])
+    console.say(f"next  harness run mnist --data {shlex.quote(str(to))}", wraps=False)
 
 
 @app.command()
@@ -328,7 +331,7 @@ def check(
     check_launcher(cluster, profile, "torchrun")
     with spinner("checking"):
         reports = examine_sweep(loaded, loaded.seeds[0], profile)
-    show_checks(reports, as_json=as_json)
+    show(checks_view(reports), as_json=as_json)
     if any(report.problems for report in reports):
         raise typer.Exit(1)
 
@@ -363,4 +366,4 @@ def find_lr(
     check_launcher(cluster, profile, "torchrun")
     with spinner("training"):
         found = search_sweep(loaded, range(seeds), profile)
-    show_rates(found, as_json=as_json)
+    show(rates_view(found), as_json=as_json)

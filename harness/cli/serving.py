@@ -17,8 +17,8 @@ from harness.cli.arguments import (
 )
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
-from harness.render.console import spinner
-from harness.render.serving import show_export
+from harness.render.console import show, spinner
+from harness.render.machine import export_view
 from harness.serving.exporting import check_formats, export_trial
 
 app = typer.Typer(add_completion=False)  # that is of `harness`, not of its command
@@ -69,7 +69,7 @@ def export(
     profile = load_local_profile(cluster)
     with spinner(f"{record.trial.id}:"):
         exported = export_trial(record, trial_folder, formats, profile, sizes)
-    show_export(exported, trial_folder)
+    show(export_view(exported, trial_folder))
     print_collect(results_folder, record.sweep)
 
 

@@ -29,8 +29,9 @@ from harness.records.store import (
     recorded_folder,
     recorded_sweep_names,
 )
+from harness.render.console import show
 from harness.render.html.report import write_report
-from harness.render.stored import show_removals
+from harness.render.stored import removals_view
 from harness.tracking import Tracker
 
 app = typer.Typer()
@@ -68,7 +69,7 @@ def prune(
     if not removals:
         print("nothing to remove")
         return
-    show_removals(removals, is_dry_run=dry_run)
+    show(removals_view(removals, is_dry_run=dry_run))
     if dry_run:
         return
     _confirm_removal(yes=yes)

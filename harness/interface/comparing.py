@@ -20,7 +20,7 @@ from harness.analysis.selection import select
 from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.core.text import counted
-from harness.render.compare import row_fields
+from harness.render.compare import comparison_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,11 +64,7 @@ class Verdicts(CellComparison):
         """
         import pandas as pd
 
-        rows = []
-        for row in self.rows:
-            labels = {"cell": row.b.cell.label, "reference": row.a.cell.label, "b_side": row.b_side}
-            rows.append({**labels, **row_fields(row)})
-        return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+        return pd.DataFrame(comparison_rows(self), columns=TABLE_COLUMNS)
 
     def __repr__(self) -> str:
         lines = [f"{', '.join(self.b)} against {self.a}"]

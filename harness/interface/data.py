@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,6 @@ from harness.records.store import (
     read_spec_content,
     select_recorded,
 )
-from harness.render.format import counts
 from harness.spec.sweep import find_sweep_file, load_sweep
 
 if TYPE_CHECKING:
@@ -235,7 +235,8 @@ class SweepData:
     def __repr__(self) -> str:
         trials = counted(len(self.records), "trial")
         cells = counted(len(self.recorded.sweep.cells), "cell")
-        statuses = counts(record.status for record in self.records)
+        counts = Counter(record.status for record in self.records)
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"{self.name}: {trials} of {cells}, {statuses or 'none recorded'}"
         if self.unreadable:
             text += f", {counted(len(self.unreadable), 'record')} unreadable"

@@ -1,8 +1,7 @@
 """Shows `harness axes` and `harness workloads`: what a sweep can vary, and what it can train.
 
-All that is shown comes from the declarations in `harness.spec.axes` and from the classes of axes
-and settings that packages declare, which sweep files are checked by. So a new one is in the list
-without a change here.
+All that is shown comes from the declarations in `harness.spec.axes` and from the classes of options and
+data that workloads declare, which sweep files are checked by: a new one needs no change here.
 """
 
 from __future__ import annotations
@@ -14,31 +13,15 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import rich.table
 from msgspec import Meta
-from rich.text import Text
 
-from harness.core.validation import bounds_in
-from harness.render.console import TerminalConsole, show_table
-from harness.render.table import Table
-from harness.spec.axes import AXIS_TYPES, DEFAULTS, HELP, axis_choices
+from harness.render.value import Styled, Value
+from harness.render.view import Table, View
+from harness.spec.axes import AXIS_TYPES, DEFAULTS, HELP
 from harness.spec.cell import SOURCE, axis_value
 from harness.spec.environment import ALLOWED_VALUES, PREFIX
 from workloads.catalog import Declaration
 
-# Axes whose names are not the harness's own: the name, its values, its effect.
-OPEN_AXES = (
-    (
-        f"{PREFIX}NAME",
-        ALLOWED_VALUES,
-        "an environment variable that ranks begin with",
-    ),
-    (
-        "options.NAME, data.NAME",
-        "what the workload allows: see harness workloads",
-        "an option of the workload, or a setting of its data",
-    ),
-)
 PLAIN_TYPES = {
     bool: "false, true",
     int: "a whole number",
@@ -49,86 +32,58 @@ PLAIN_TYPES = {
 }
 
 
-def show_axes() -> None:
-    """Print each axis with its values, its default, its effect and its requirements."""
-    # Not a `Table`: here texts are sentences, which wrap to the width of the terminal.
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
-    for axis in AXIS_TYPES:
-        allowed = Text(allowed_values(axis))
-        if axis in DEFAULTS:
-            allowed.append(f"  default {axis_value(DEFAULTS[axis])}", style="dim")
-        table.add_row(axis, Text.assemble(allowed, "\n", HELP[axis]))
-    for axis, allowed_text, does in OPEN_AXES:
-        table.add_row(axis, f"{allowed_text}\n{does}")
-    TerminalConsole().print(table)
+def axes_view() -> View:
+    """Return each axis with its values, its default, its effect and its requirements."""
+    table = Table(["axis", "values"])
+    for axis, kind in AXIS_TYPES.items():
+        default = f"  default {axis_value(DEFAULTS[axis])}" if axis in DEFAULTS else ""
+        table.add_row(axis, [_describe_type(kind), Styled(default, "quiet"), f"\n{HELP[axis]}"])
+    # Axes whose names are not the harness's own.
+    table.add_row(f"{PREFIX}NAME", f"{ALLOWED_VALUES}\nan environment variable of the ranks")
+    table.add_row("options.NAME, data.NAME", "an option or data setting: see harness workloads")
+    return View(tables=[table])
 
 
-def allowed_values(axis: str) -> str:
-    """Return the choices of an axis, or the range of its numbers: `1, …`, `1e-08 to 10`.
-
-    The range is an annotation of its type, which may be nested, as in
-    `Annotated[int, Between(1)] | None`.
-    """
-    choices = axis_choices(axis)
-    if choices:
-        return ", ".join(choices)
-    for bounds in bounds_in(AXIS_TYPES[axis]):
-        return describe_range(bounds)
-    return "a name"
-
-
-def describe_type(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for bounds in arguments[1:]:
             if isinstance(bounds, Meta) and bounds.ge is not None:
-                return describe_range(bounds)
-        return describe_type(arguments[0])
+                end = ", …" if bounds.le is None else f" to {bounds.le:.12g}"
+                return f"{bounds.ge:.12g}{end}"
+        return _describe_type(arguments[0])
     if origin in (Union, types.UnionType):
-        return " or ".join(describe_type(member) for member in arguments)
+        return " or ".join(map(_describe_type, arguments))
     if origin is Literal:
-        return ", ".join(axis_value(value) for value in arguments)
+        return ", ".join(map(axis_value, arguments))
     if origin in (tuple, list) and arguments:
-        return f"a list of {describe_type(arguments[0])}"
+        return f"a list of {_describe_type(arguments[0])}"
     return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def describe_range(bounds: Meta) -> str:
-    """Return a range of numbers, without an end where there is no upper bound."""
-    if bounds.le is None:
-        return f"{bounds.ge:.12g}, …"
-    return f"{bounds.ge:.12g} to {bounds.le:.12g}"
-
-
-def show_workloads(workloads: Mapping[str, Declaration]) -> None:
-    """Print a line for each workload."""
-    console = TerminalConsole()
-    table = Table(["workload", "batch_size", "options", "data sources"], ["batch_size"])
+def workloads_view(workloads: Mapping[str, Declaration]) -> View:
+    """Return a row for each workload."""
+    columns = ["workload", "batch_size", "options", "data sources"]
+    table = Table(columns, {"batch_size": "count"})
     for name, declaration in workloads.items():
         options = ", ".join(field.name for field in fields(declaration.options))
         sources = ", ".join(_sources(declaration))
-        table.add_row(name, str(declaration.batch_size), options, sources)
-    show_table(console, table)
-    console.print("\nharness workloads NAME, or file.py:Class, shows what each setting allows")
+        table.add_row(name, declaration.batch_size, options, sources)
+    more = "harness workloads NAME, or file.py:Class, shows what each setting allows"
+    return View(tables=[table], lines=[more])
 
 
-def show_workload(name: str, declaration: Declaration) -> None:
-    """Print one workload with all its settings, named as the axes that they may be."""
-    console = TerminalConsole()
-    console.print_text(f"{name}  {declaration.path}, batch_size {declaration.batch_size}")
-    # Not a `Table`: what is allowed wraps to the width of the terminal, as in `harness axes`.
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
+def workload_view(name: str, declaration: Declaration) -> View:
+    """Return one workload with all its settings, named as the axes that they may be."""
+    table = Table(["setting", "allowed"])
     _add_settings(table, "options", declaration.options)
     for source, settings in _sources(declaration).items():
         if source:
             table.add_row(f"data.{SOURCE}", source)
         _add_settings(table, "data", settings)
-    console.print(table)
+    heading = f"{name}  {declaration.path}, batch_size {declaration.batch_size}"
+    return View(heading=[heading], tables=[table])
 
 
 def _sources(declaration: Declaration) -> dict[str, Any]:
@@ -137,7 +92,7 @@ def _sources(declaration: Declaration) -> dict[str, Any]:
     return {str(getattr(kind, SOURCE, "")): kind for kind in members or [declaration.data]}
 
 
-def _add_settings(table: rich.table.Table, section: str, kind: Any) -> None:
+def _add_settings(table: Table, section: str, kind: Any) -> None:
     """Add a row for each field of a Settings class: what it allows, and its default."""
     hints = get_type_hints(kind, include_extras=True)
     for declared in fields(kind):
@@ -150,5 +105,5 @@ def _add_settings(table: rich.table.Table, section: str, kind: Any) -> None:
         if default is not MISSING:
             shown = json.loads(json.dumps(default, default=str))
             text = f"  default {axis_value(shown) or repr('')}"
-        allowed = Text(describe_type(hints[declared.name]))
-        table.add_row(f"{section}.{declared.name}", allowed.append(text, style="dim"))
+        allowed: Value = [_describe_type(hints[declared.name]), Styled(text, "quiet")]
+        table.add_row(f"{section}.{declared.name}", allowed)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.core.text import listed
+from harness.core.text import counted, listed
 from harness.records.trace import AFTER_MICRO_STEPS, Mark
-from harness.render.console import TerminalConsole, print_json, show_table
-from harness.render.format import MISSING
-from harness.render.table import Table
+from harness.render.value import Kind, Value
+from harness.render.view import Table, View
 from harness.reproduce.divergence import Divergence
 from harness.reproduce.tracing import RecordedDiff, TraceDiff
 from harness.reproduce.values import TensorDifference
@@ -40,45 +39,51 @@ WHAT_PHASES_DO = {
 TENSORS_SHOWN = 10
 
 
-def show_diff(a: Trial, b: Trial, diff: TraceDiff, *, as_json: bool) -> None:
-    """Print where two traced trials diverge."""
-    if as_json:
-        print_json({"a": a, "b": b, "settings": differing_settings(a.cell, b.cell), "diff": diff})
-        return
-    console = TerminalConsole()
-    for line in [*heading(a, b), *description(a, b, diff)]:
-        console.print_text(line)
-    show_differences(console, diff.differences)
-
-
-def show_differences(console: TerminalConsole, differences: Sequence[TensorDifference]) -> None:
-    """Print a table of the tensors that differ first, if their values are known."""
-    if not differences:
-        return
-    table = Table(
-        ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
-        ["rank", "elements", "differ", "largest ULP", "largest relative"],
+def diff_view(a: Trial, b: Trial, diff: TraceDiff) -> View:
+    """Return where two traced trials diverge."""
+    settings = differing_settings(a.cell, b.cell)
+    return View(
+        result={"a": a, "b": b, "settings": settings, "diff": diff},
+        heading=[*_names(a, b), *description(a, b, diff)],
+        tables=[_differences_table(diff.differences)],
     )
+
+
+def recorded_diff_view(diff: RecordedDiff) -> View:
+    """Return what the records of two trials say, and what running both again has shown."""
+    a, b = diff.a.trial, diff.b.trial
+    first, again = diff.agreement.first_difference, diff.again
+    heading: list[Value] = [*_names(a, b)]
+    tables = []
+    if first is None or again is None:
+        heading.append(f"same in their records: {', '.join(diff.agreement.compared)}")
+    else:
+        where = "" if first.step is None else f" at step {first.step}"
+        heading.append(f"by their records, they differ in {first.subject}{where}")
+        heading += [f"run again: {line}" for line in description(a, b, again)]
+        tables.append(_differences_table(again.differences))
+    return View(result=diff, heading=heading, tables=tables)
+
+
+def _differences_table(differences: Sequence[TensorDifference]) -> Table:
+    """Return a table of the tensors that differ first, as far as their values are known."""
+    columns = ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"]
+    kinds: dict[str, Kind] = dict.fromkeys(columns, "count")
+    title = f"{counted(len(differences), 'tensor')} differ there first"
+    table = Table(columns, {**kinds, "tensor": "text", "largest relative": "number"}, title)
     for difference in differences[:TENSORS_SHOWN]:
-        ulp = MISSING if difference.largest_ulp is None else f"{difference.largest_ulp:,}"
-        relative = MISSING
-        if difference.largest_relative is not None:
-            relative = f"{difference.largest_relative:.2g}"
         table.add_row(
-            str(difference.at.rank),
+            difference.at.rank,
             difference.at.mark.name,
-            f"{difference.elements:,}",
-            f"{difference.differing:,}",
-            ulp,
-            relative,
+            difference.elements,
+            difference.differing,
+            difference.largest_ulp,
+            difference.largest_relative,
         )
-    show_table(console, table)
-    hidden = len(differences) - TENSORS_SHOWN
-    if hidden > 0:
-        console.print(f"and {hidden} more; --json lists all")
+    return table
 
 
-def heading(a: Trial, b: Trial) -> list[str]:
+def _names(a: Trial, b: Trial) -> list[str]:
     """Return which two trials are compared, and the settings that they differ in, as lines."""
     lines = [
         f"A  {a.cell.id}  {a.cell.label}, seed {a.seed}",
@@ -93,56 +98,49 @@ def heading(a: Trial, b: Trial) -> list[str]:
 def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
     """Return where two traced trials diverge, as lines."""
     steps = diff.steps
-    lines = other_tensors_lines(diff.only_a, diff.only_b)
+    lines = []
+    for name, tensors in (("A", diff.only_a), ("B", diff.only_b)):
+        if tensors:
+            lines.append(f"only {name} has: {listed(tensors, TENSORS_SHOWN)}")
     if steps.divergence is None:
         subject = "same bits of the tensors that both have" if lines else "same bits"
         coverage = f"{steps.compared} moments of training and evaluation compared"
-        only = steps.only_a + steps.only_b
-        if only:
-            coverage += f"; {only} that only one of them has were not"
+        uncompared = steps.only_a + steps.only_b
+        if uncompared:
+            coverage += f"; {uncompared} that only one of them has were not"
         return [*lines, f"{subject}: {coverage}"]
     unmatched = diff.first_unmatched
     if unmatched is not None and unmatched.moment <= steps.divergence.earliest.mark.moment:
         # What follows is computed from other tensors, whichever of them both have.
-        return [
-            *lines,
-            f"they diverge in {moment(unmatched)}: only one of them has a gradient of {unmatched.name}",
-        ]
+        only = f"only one of them has a gradient of {unmatched.name}"
+        return [*lines, f"they diverge in {moment(unmatched)}: {only}"]
     where = diff.tensors or steps
     if where.divergence is None:
+        step = steps.divergence.earliest.mark.step
         return [
             *lines,
-            f"they diverge in step {steps.divergence.earliest.mark.step}, and did not when that was run"
-            " once more: one of them is not deterministic",
+            f"they diverge in step {step}, and did not when that was run once more: one of them is not"
+            " deterministic",
         ]
     return [
         *lines,
-        moment_line(a, b, where.divergence),
+        _divergence_line(a, b, where.divergence),
         f"before that, {steps.divergence.agreeing} of {steps.compared} moments are the same",
     ]
 
 
-def other_tensors_lines(only_a: Sequence[str], only_b: Sequence[str]) -> list[str]:
-    """Return which tensors only one of two trials has, a line for each that has any."""
-    lines = []
-    for name, tensors in (("A", only_a), ("B", only_b)):
-        if tensors:
-            lines.append(f"only {name} has: {listed(tensors, TENSORS_SHOWN)}")
-    return lines
-
-
-def moment_line(a: Trial, b: Trial, divergence: Divergence) -> str:
+def _divergence_line(a: Trial, b: Trial, divergence: Divergence) -> str:
     """Return where two trials diverge, and what that means, as a line."""
     mark = divergence.earliest.mark
+    ranks_a, ranks_b = a.cell.axes.world_size, b.cell.axes.world_size
     explanation = WHAT_PHASES_DO[mark.phase]
     if mark.step == 1 and mark.phase in ("parameters", "buffers before"):
         explanation = f"the models begin with other {mark.phase.split()[0]}"
-    if mark.phase == "all-reduce" and a.cell.axes.world_size == b.cell.axes.world_size == 1:
+    if mark.phase == "all-reduce" and ranks_a == ranks_b == 1:
         explanation = (
             "the backward computes the same gradients, and they are changed before the optimizer"
         )
-    is_other_number = a.cell.axes.world_size != b.cell.axes.world_size
-    if is_other_number and mark.phase == "all-reduce":
+    if mark.phase == "all-reduce" and ranks_a != ranks_b:
         explanation = (
             "the mean gradients differ (with other numbers of ranks, what each rank computes"
             " before that can't be compared)"
@@ -171,31 +169,3 @@ def moment(mark: Mark) -> str:
         parts.append(f"micro-step {mark.micro_step}")
     parts.append(mark.phase)
     return ", ".join(parts)
-
-
-def show_recorded_diff(diff: RecordedDiff, *, as_json: bool) -> None:
-    """Print where two recorded trials diverge."""
-    if as_json:
-        print_json(diff)
-        return
-    console = TerminalConsole()
-    for line in [*heading(diff.a.trial, diff.b.trial), *_record_lines(diff)]:
-        console.print_text(line)
-    if diff.again is not None:
-        show_differences(console, diff.again.differences)
-
-
-def _record_lines(diff: RecordedDiff) -> list[str]:
-    """Return what the records say, and what running both again has shown, as lines."""
-    first = diff.agreement.first_difference
-    again = diff.again
-    if first is None or again is None:
-        return [f"same in their records: {', '.join(diff.agreement.compared)}"]
-    where = "" if first.step is None else f" at step {first.step}"
-    lines = [f"by their records, they differ in {first.subject}{where}"]
-    if again.is_same:
-        lines.append(
-            "run again, both compute the same bits: what tells them apart is not in their settings"
-        )
-        return lines
-    return lines + [f"run again: {line}" for line in description(diff.a.trial, diff.b.trial, again)]

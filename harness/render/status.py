@@ -3,86 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from rich.columns import Columns
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
-from rich.progress_bar import ProgressBar
-from rich.text import Text
 
 from harness.core.text import counted
-from harness.render.console import TerminalConsole, as_rich, print_json, show_table, styled
-from harness.render.format import STATUS_LOOKS
-from harness.render.table import Content, Look, Styled, Table
-from harness.slurm.status import OPEN_STATES, SweepStatus, TrialState
-from harness.spec.cell import THROUGHPUT_UNITS
+from harness.render.console import TerminalConsole, as_rich, as_text
+from harness.render.value import Kind, Styled, styled
+from harness.render.view import Table, View
+from harness.slurm.status import SweepStatus, TrialState
 
-STATE_LOOKS: Mapping[str, Look] = {  # by the state of a trial
-    **STATUS_LOOKS,
-    "running": "running",
-    "queued": "quiet",
-    "lost": "failed",
-    "unreadable": "failed",
-    "cancelled": "quiet",
-}
 # The order in which trials are listed while a sweep is watched, the most interesting first.
-# Any other state follows.
-ORDER = ("running", "failed", "lost", "unreadable", "invalid", "interrupted", "queued")
-ALWAYS_LISTED = set(ORDER) - {"queued"}  # trials in these are listed however large the sweep is
+STATES = (
+    "running", "failed", "lost", "unreadable", "invalid", "interrupted", "queued", "missing",
+    "cancelled", "done",
+)  # fmt: skip
+LISTED = STATES[:6]  # trials in these are listed however large the sweep is
 MAX_ROWS = 100  # trials that are listed by default
-MIN_PANEL_ROWS = 3  # trials in a panel, however small its share of the terminal is
-PANEL_FRAME_ROWS = 5  # of a panel without its trials: header, headline, remarks, progress
+PANEL_FRAME_ROWS = 4  # of a panel without its trials: header, headline, remarks
 # Shows the states of sweeps, and why records were not delivered, if so.
 StatusDisplay = Callable[[Sequence[SweepStatus], str | None], None]
 
-SHORTENED_COLUMNS = ("trial", "cell", "")  # that give way where a terminal is narrow
-NUMBER_COLUMNS = ("seed", "repeat", "step", *THROUGHPUT_UNITS)  # aligned to the right
 
-
-def show(status: SweepStatus, *, as_json: bool, every: bool) -> None:
-    """Print the state of every trial once.
+def status_view(status: SweepStatus, *, every: bool = False) -> View:
+    """Return the state of every trial.
 
     Of a sweep with more than MAX_ROWS trials, the number of trials is shown by cell, and only those
-    are listed that are running or went wrong; unless `every` asks for all. With `as_json`, every
-    trial is printed with all that is known of it.
+    are listed that are running or went wrong; unless `every` asks for all.
     """
-    if as_json:
-        content = {
-            "sweep": status.sweep.name,
-            "slurm_error": status.slurm_error,
-            "trials": list(map(asdict, status.trials)),
-        }
-        print_json(content)
-        return
-    console = TerminalConsole()
-    rows = list(status.trials)
-    if len(rows) > MAX_ROWS and not every:
-        show_table(console, cell_table(rows))
-        rows = [trial for trial in rows if trial.state in ALWAYS_LISTED][:MAX_ROWS]
-        console.print()
-    if rows:
-        show_table(console, trial_table(rows))
-    console.print_markup(headline(status))
+    tables = []
+    trials = list(status.trials)
+    if len(trials) > MAX_ROWS and not every:
+        tables.append(cell_table(trials))
+        trials = [trial for trial in trials if trial.state in LISTED][:MAX_ROWS]
+    tables.append(trial_table(trials))
+    result = {
+        "sweep": status.sweep.name,
+        "slurm_error": status.slurm_error,
+        "trials": list(map(asdict, status.trials)),
+    }
+    return View(result=result, tables=tables, lines=headlines(status))
 
 
-def show_summary(statuses: Sequence[SweepStatus]) -> None:
-    """Print a line for each sweep."""
-    console = TerminalConsole()
-    for status in statuses:
-        console.print_markup(headline(status))
+def headlines(status: SweepStatus) -> list[list[str | Styled]]:
+    """Return a sweep's state: `my sweep: 24 trials: 20 done, 2 running`, and whether Slurm answers."""
+    counts = Counter(trial.state for trial in status.trials)
+    line: list[str | Styled] = [Styled(status.sweep.name, "strong")]
+    line.append(f": {counted(len(status.trials), 'trial')}")
+    for number, (state, count) in enumerate(counts.most_common()):
+        line += [", " if number else ": ", f"{count} ", styled(state)]
+    if status.slurm_error:
+        return [line, [Styled(f"Slurm did not answer: {status.slurm_error}", "open")]]
+    return [line]
 
 
-def _under_way(statuses: Sequence[SweepStatus]) -> list[SweepStatus]:
-    """Return the sweeps that are not over.
-
-    A single sweep is returned in any case, as the user has asked for it.
-    """
+def _under_way(statuses: Sequence[SweepStatus]) -> Sequence[SweepStatus]:
+    """Return the sweeps that are not over; a single one in any case, as the user has asked for it."""
     if len(statuses) == 1:
-        return list(statuses)
+        return statuses
     return [status for status in statuses if not status.is_over]
 
 
@@ -94,136 +75,73 @@ def status_display() -> Iterator[StatusDisplay]:
     line is printed when something has changed.
     """
     console = TerminalConsole()
+    printed: list[list[str | Styled]] = []
+
+    def print_changes(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
+        """Print the headlines; an error of the delivery is printed with the results."""
+        nonlocal printed
+        lines = [line for status in _under_way(statuses) or statuses for line in headlines(status)]
+        if lines != printed:
+            console.show(View(lines=lines))
+            printed = lines
+
     if not console.is_terminal:
-        yield _line_display(console)
+        yield print_changes
         return
     with Live(console=console, auto_refresh=False) as live:
 
         def show_panels(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
             """Redraw the panels of the sweeps that are under way, which share the height."""
-            under_way = _under_way(statuses)
-            max_rows = console.height // max(1, len(under_way)) - PANEL_FRAME_ROWS
-            parts: list[Group | Text] = []
-            for status in under_way:
-                parts.append(panel(status, max(MIN_PANEL_ROWS, max_rows)))
+            shown = _under_way(statuses)
+            rows = console.height // max(1, len(shown)) - PANEL_FRAME_ROWS
+            parts: list[RenderableType] = [panel(status, max(3, rows)) for status in shown]
             if delivery_error:
-                parts.append(Text(delivery_error, style="yellow"))
+                parts.append(as_text(Styled(delivery_error, "open")))
             live.update(Group(*parts), refresh=True)
 
         yield show_panels
 
 
-def _line_display(console: TerminalConsole) -> StatusDisplay:
-    """Return what prints the headlines whenever they have changed."""
-    printed = ""
-
-    def print_changes(statuses: Sequence[SweepStatus], delivery_error: str | None) -> None:
-        """Print the headlines; an error of the delivery is printed with the results."""
-        nonlocal printed
-        shown = _under_way(statuses) or statuses
-        text = "\n".join(headline(status) for status in shown)
-        if text != printed:
-            console.print_markup(text)
-            printed = text
-
-    return print_changes
-
-
 def panel(status: SweepStatus, max_rows: int) -> Group:
-    """Return what a terminal shows of a sweep: trials, headline and progress.
-
-    At most `max_rows` trials are shown, those that matter most now.
-    """
-    ranks = {state: number for number, state in enumerate(ORDER)}  # any other state comes last
-    rows = sorted(status.trials, key=lambda trial: ranks.get(trial.state, len(ORDER)))[:max_rows]
-    ended = sum(trial.state not in OPEN_STATES for trial in status.trials)
-    text = f"{ended}/{len(status.trials)}"
-    bar = ProgressBar(total=len(status.trials), completed=ended, width=40)
-    return Group(
-        as_rich(trial_table(rows)), Text.from_markup(headline(status)), Columns([bar, text])
-    )
+    """Return what a terminal shows of a sweep: at most `max_rows` trials, those that matter most now."""
+    trials = sorted(status.trials, key=lambda trial: STATES.index(trial.state))[:max_rows]
+    rows = trial_table(trials).drawn()
+    return Group(as_rich(rows, is_live=True), *map(as_text, headlines(status)))
 
 
 def trial_table(trials: Sequence[TrialState]) -> Table:
-    """Return a table with a row for each trial.
-
-    A column in which every cell is empty is left out, so that a sweep that runs locally has none
-    for jobs and nodes.
-    """
-    rows = []
+    """Return a table with a row for each trial."""
+    columns = ["trial", "cell", "seed", "repeat", "state", "step", "speed", "job", "nodes", ""]
+    numbers: dict[str, Kind] = dict.fromkeys(["seed", "repeat", "step", "speed"], "count")
+    table = Table(columns, numbers)
     # Repeats are counted from 0: in a sweep without further ones the column would be all zeros.
     is_repeated = any(trial.repeat for trial in trials)
     for trial in trials:
-        row = _trial_row(trial)
-        if not is_repeated:
-            row["repeat"] = ""
-        rows.append(row)
-    columns: list[str] = []
-    if rows:
-        columns = [column for column in rows[0] if any(row[column] for row in rows)]
-    table = Table(columns, NUMBER_COLUMNS, SHORTENED_COLUMNS)
-    for row in rows:
-        table.add_row(*[row[column] for column in columns])
+        step = ""
+        if trial.step is not None:
+            # A script that ends when it likes has no number of steps to come.
+            step = f"{trial.step:,}" if trial.steps is None else f"{trial.step:,}/{trial.steps:,}"
+        table.add_row(
+            trial.trial,
+            trial.label,
+            trial.seed,
+            trial.repeat if is_repeated else "",
+            styled(trial.state),
+            step,
+            f"{trial.throughput:,.0f} {trial.throughput_unit}" if trial.throughput else "",
+            trial.job or "",
+            trial.nodes,
+            trial.detail,
+        )
     return table
-
-
-def _trial_row(trial: TrialState) -> dict[str, Content]:
-    """Return the cells of a trial's row by the name of their column; empty if unknown."""
-    row: dict[str, Content] = {
-        "trial": trial.trial,
-        "cell": trial.label,
-        "seed": str(trial.seed),
-        "repeat": str(trial.repeat),
-        "state": Styled(trial.state, STATE_LOOKS.get(trial.state, "plain")),
-        "step": "",
-        **dict.fromkeys(THROUGHPUT_UNITS, ""),
-        "job": trial.job or "",
-        "nodes": trial.nodes,
-        "": trial.detail,
-    }
-    if trial.step is not None:
-        # A script that ends when it likes has no number of steps to come.
-        total = "" if trial.steps is None else f"/{trial.steps:,}"
-        row["step"] = f"{trial.step:,}{total}"
-    if trial.throughput is not None:
-        row[trial.throughput_unit] = f"{trial.throughput:,.0f}"
-    return row
 
 
 def cell_table(trials: Sequence[TrialState]) -> Table:
-    """Return a table of how many trials of each cell are in each state.
-
-    It has a column for each state that any trial is in, in the order of STATE_LOOKS.
-    """
+    """Return a table of how many trials of each cell are in each state."""
     counts: dict[str, Counter[str]] = {}
-    present: set[str] = set()
     for trial in trials:
         counts.setdefault(trial.label, Counter())[trial.state] += 1
-        present.add(trial.state)
-    states = [state for state in STATE_LOOKS if state in present]
-    table = Table(["cell", *states], states)
+    table = Table(["cell", *STATES], dict.fromkeys(STATES, "count"))
     for label, by_state in counts.items():
-        row: list[Content] = [label]
-        for state in states:
-            count = by_state[state]
-            # Empty for none, so that the others stand out.
-            row.append(Styled(f"{count:,}" if count else "", STATE_LOOKS[state]))
-        table.add_row(*row)
+        table.add_row(label, *(by_state[state] or "" for state in STATES))
     return table
-
-
-def headline(status: SweepStatus) -> str:
-    """Return a sweep's state in a line of markup.
-
-    As in `my sweep: 24 trials: 20 done, 2 running, 2 queued`. A line follows for a Slurm that does not answer.
-
-    """
-    counts = Counter(trial.state for trial in status.trials)
-    listed = []
-    for state, count in counts.most_common():
-        listed.append(styled(f"{count} {state}", STATE_LOOKS.get(state, "plain")))
-    name = escape(status.sweep.name)
-    lines = [f"[bold]{name}[/]: {counted(len(status.trials), 'trial')}: {', '.join(listed)}"]
-    if status.slurm_error:
-        lines.append(f"[yellow]Slurm did not answer: {escape(status.slurm_error)}[/]")
-    return "\n".join(lines)

@@ -7,43 +7,37 @@ from collections.abc import Sequence
 
 from harness.core.text import counted
 from harness.housekeeping.sweeps import Removal, StoredSweep
-from harness.render.console import TerminalConsole, show_table
-from harness.render.format import byte_size, duration
-from harness.render.table import Table
+from harness.render.value import Kind, byte_size, duration
+from harness.render.view import Table, View
 
-COLUMNS = ["sweep", "trials", "size", "changed", ""]
 DAY = 24 * 3600.0  # seconds
 
 
-def show_sweeps(sweeps: Sequence[StoredSweep]) -> None:
-    """Print a row for each sweep."""
-    console = TerminalConsole()
+def sweeps_view(sweeps: Sequence[StoredSweep]) -> View:
+    """Return a row for each sweep."""
     if not sweeps:
-        console.print("no sweep has run here")
-        return
-    table = Table(COLUMNS, ["trials", "size", "changed"])
-    now = time.time()
+        return View(result=sweeps, lines=["no sweep has run here"])
+    numbers: dict[str, Kind] = {"trials": "number", "size": "bytes", "changed": "number"}
+    table = Table(["sweep", "trials", "size", "changed", ""], numbers)
     for stored in sweeps:
         trials = str(stored.trials)
-        if stored.planned is not None and stored.planned != stored.trials:
-            trials = f"{stored.trials} of {stored.planned}"
         remark = "running" if stored.is_running else ""
         if stored.planned is None:
             remark = "sweep.json can't be read"
-        seconds = now - stored.changed
-        age = duration(seconds)
-        if seconds >= 2 * DAY:
-            age = counted(int(seconds / DAY), "day")
-        table.add_row(stored.name, trials, byte_size(stored.bytes), f"{age} ago", remark)
-    show_table(console, table)
+        elif stored.planned != stored.trials:
+            trials = f"{stored.trials} of {stored.planned}"
+        seconds = time.time() - stored.changed
+        age = counted(int(seconds / DAY), "day") if seconds >= 2 * DAY else duration(seconds)
+        table.add_row(stored.name, trials, stored.bytes, f"{age} ago", remark)
     total = byte_size(sum(stored.bytes for stored in sweeps))
-    console.print(f"\n{counted(len(sweeps), 'sweep')}, {total}")
+    return View(result=sweeps, tables=[table], lines=[f"{counted(len(sweeps), 'sweep')}, {total}"])
 
 
-def show_removals(removals: Sequence[Removal], *, is_dry_run: bool) -> None:
-    """Print what is removed, a line each with its size and the reason, and the total."""
+def removals_view(removals: Sequence[Removal], *, is_dry_run: bool) -> View:
+    """Return what is removed, a line each with its size and the reason, and the total."""
     verb = "would remove" if is_dry_run else "remove"
+    lines = []
     for removal in removals:
-        print(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
+        lines.append(f"{verb} {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
     total = byte_size(sum(removal.bytes for removal in removals))
-    print(f"{counted(len(removals), 'folder')}, {total}")
+    return View(result=removals, lines=[*lines, f"{counted(len(removals), 'folder')}, {total}"])

@@ -23,7 +23,8 @@ from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, distinct_names, final_name, metric_name
 from harness.records.record import Record, Status
 from harness.render.findings import conclusions, remarks
-from harness.render.format import cell_names, checkpoint_notes, stop_note
+from harness.render.parity import rung_badge
+from harness.render.run import checkpoint_notes, stop_note
 from harness.spec.cell import Cell
 
 CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
@@ -239,26 +240,16 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
 
 def _rung(parity: SweepParity, cell: Cell) -> str | None:
     """Return the rung of a cell, None of one that was not compared."""
-    from harness.render.parity import rung_label  # here, as it loads torch
-
     if parity.is_reference(cell):
         return "reference"
     measured = parity.of(cell)
-    return None if measured is None else rung_label(measured)
+    return None if measured is None else rung_badge(measured).text
 
 
 def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
     """Return the sentences that the terminal begins with, as Markdown: first what to beware of."""
-    names = cell_names(result.all_cells, with_workload=True)
-
-    def name(cell: Cell) -> str:
-        """Return the short name of a cell."""
-        return names.get(cell.id, cell.label)
-
-    warnings = [remark.text for remark in remarks(result, records, name) if remark.look == "worse"]
-    short_names = cell_names(result.all_cells)
-    found = conclusions(result, lambda cell: short_names[cell.id])
-    sentences = [*warnings, *found] or ["No trial was measured."]
+    warnings = [remark.text for remark in remarks(result, records) if remark.look == "worse"]
+    sentences = [*warnings, *conclusions(result)] or ["No trial was measured."]
     return escape_markdown(" ".join(sentences))[:VALUE_LENGTH]
 
 

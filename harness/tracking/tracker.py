@@ -20,8 +20,8 @@ from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.store import read_recorded_sweep, read_spec
-from harness.render.format import cell_names
 from harness.render.html.report import render
+from harness.render.names import cell_names
 from harness.spec.sweep import Sweep
 from harness.tracking.connect import TrackerDown, check_uri, connect, is_server, local_uri
 from harness.tracking.contents import cell_contents, sweep_contents, sweep_description

@@ -29,7 +29,7 @@ def test_githubs_job_lets_a_pull_request_in_that_changes_nothing(tmp_path: Path)
     done = bash(louder(github_step("Measure")), tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     summary = (tmp_path / "gate.md").read_text(encoding="utf-8")
-    assert summary.startswith("### Training speed of spiral: passes")
+    assert summary.startswith("### The gate of spiral passes")
 
 
 @pytest.mark.nightly
@@ -55,7 +55,7 @@ def test_githubs_job_warns_where_nothing_can_be_told(tmp_path: Path, code: int) 
 
 
 def comment(
-    folder: Path, gh: str = "true", report: str = "### Training speed of spiral: passes\n"
+    folder: Path, gh: str = "true", report: str = "### The gate of spiral passes\n"
 ) -> list[str]:
     """Run the step that comments on what `measure` left; return the calls of `gh`, in order."""
     (folder / "untrusted").mkdir(exist_ok=True)

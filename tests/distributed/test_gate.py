@@ -37,10 +37,10 @@ def test_a_slower_working_tree_fails_and_is_told_of_everywhere(tmp_path: Path) -
     command = ("gate", "--against", "main", str(repository.sweep), *LOUD)
     ended = harness(*command, "--summary", str(summary))
     assert ended.code == 1, ended.err + ended.out
-    *_, reason, headline = ended.out.splitlines()
-    assert re.search("slower( in whole turns)?, -.* against main", reason)
-    assert headline == "The gate fails: 1 of 1 cell."
-    assert summary.read_text(encoding="utf-8").startswith("### Training speed of own: fails")
+    headline, _, row, *_ = ended.out.splitlines()
+    assert headline == "The gate of own fails: 1 of 1 cell failed"
+    assert re.search(" -.*% .* slower ", row)
+    assert summary.read_text(encoding="utf-8").startswith("### The gate of own fails")
     assert repository.git("worktree", "list").count("\n") == 0  # the other one is gone
     assert processes_below(tmp_path) == []
 

@@ -102,10 +102,6 @@ def test_files_that_trials_share_and_seeds_without_effect_are_named(
         "it changed files that were there before, as of another trial: shared.pt;"
         " hand it {folder} for what it writes",
     )
-    texts = [
-        found.text
-        for found in remarks(
-            SweepResult(name="line", cells=[]), [first, second], lambda cell: cell.label
-        )
-    ]
+    found = remarks(SweepResult(name="line", cells=[]), [first, second])
+    texts = [remark.text for remark in found]
     assert any("all 2 seeds computed the same bits" in text for text in texts)

@@ -28,7 +28,7 @@ from harness.gate.bisect import (
     find_suspects,
 )
 from harness.gate.paired import Budget, PairedResult
-from harness.render import bisect as view
+from harness.render import gate as view
 from harness.spec.cluster import Profile
 from harness.spec.sweep import load_sweep
 from harness.spec.validity import ValidityRules
@@ -122,7 +122,7 @@ def test_what_cannot_be_tried_is_skipped_and_leaves_suspects(repository: Reposit
     found = search(repository, "0", "5")
     assert subjects(found) == ["number 2", "number 3", "number 4"]
     assert (found.against_parent, found.exit_code) == (None, 3)
-    assert view.lines(found)[0] == "The first bad commit is one of these 3:"
+    assert view.bisect_view(found).lines[0] == "The first bad commit is one of these 3:"
     assert any("its ranks did not start" in str(step.finding.failure) for step in found.steps)
 
 
@@ -191,7 +191,7 @@ def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: 
         }
     )
     assert doubted.exit_code == 3
-    *_, against_parent, _ = view.lines(doubted)
+    *_, against_parent, _ = map(str, view.bisect_view(doubted).lines)
     assert against_parent.startswith("against its parent: same, ")
     assert against_parent.endswith("; so it is not certain that this is the commit")
 

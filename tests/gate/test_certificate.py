@@ -19,7 +19,7 @@ from harness.gate.paired import Budget, PairedResult
 from harness.records.code import Code
 from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
-from harness.render.machine import conclusion, summary_lines
+from harness.render.gate import certificate_view
 from harness.spec.cluster import Profile
 from tests.support.commands import harness
 from tests.support.repository import Repository
@@ -60,14 +60,15 @@ def test_the_noise_floor_is_what_all_but_a_twentieth_stay_below() -> None:
 def test_it_holds_unless_false_alarms_are_certainly_too_many(alarms: int, holds: bool) -> None:
     certified = made(alarms, 200)
     assert certified.holds is holds
-    assert ("can't be trusted" in conclusion(certified)) is not holds
+    conclusion = str(certificate_view(certified, Path("a")).lines[-1])
+    assert ("can't be trusted" in conclusion) is not holds
 
 
 def test_what_was_measured_is_told() -> None:
-    lines = summary_lines(made(1, 20))
-    assert lines[0] == "mlp against itself on Fast-CPU-2-cores"
-    assert lines[2] == "1 of 20 false alarms (5.0%, 0.1% to 24.9%), noise floor 0.4% within 1 s"
-    assert lines[1].startswith("19 same, 1 slower; median of 1.1 s of measuring, 1 s at most")
+    lines = list(map(str, certificate_view(made(1, 20), Path("a")).lines))
+    assert lines[0] == "mlp against itself on Fast-CPU-2-cores: 19 same, 1 slower"
+    assert lines[1].endswith("; noise floor: 0.4%")
+    assert lines[3].startswith("1 of 20 false alarms (0.1% to 24.9%, 5% are allowed)")
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
 from harness.render import gate as view
-from harness.render.console import print_json
+from harness.render.console import print_json, show
+from harness.render.gate import gate_view
+from harness.render.view import markdown
 from harness.statistics.sequential import SpeedVerdict
 from tests.factories import make_cell
 from tests.support.commands import harness
@@ -80,64 +82,70 @@ def test_exit_codes(found: GateOutcome, code: int) -> None:
     assert found.exit_code == code
 
 
-def test_each_cell_that_does_not_pass_has_a_sentence() -> None:
-    (line,) = view.lines(outcome(paired("same"), paired("slower", 0.95)))
-    assert line == f"{CELL.label}: slower, -5.0% (-6.0% to -4.0%) against main"
-    assert view.lines(outcome(paired("same"))) == []
+def noted(found: GateOutcome) -> str:
+    """Return the last row of the gate's table, and what is said of it."""
+    shown = gate_view(found, "nightly")
+    (table,) = shown.tables
+    fields = [field.text for field in table.drawn()[-1]]
+    return " | ".join([*fields, *map(str, shown.lines[:-1])])
+
+
+def test_each_cell_that_does_not_pass_has_a_note() -> None:
+    text = noted(outcome(paired("same"), paired("slower", 0.95)))
+    assert " | -5.0% (-6.0% to -4.0%) | slower | " in text
     found = paired("inconclusive", seconds=21.0, wall_seconds=362.0, low=0.493, high=1.114)
-    (line,) = view.lines(outcome(found))
-    assert line == (
-        f"{CELL.label}: inconclusive, +0.0% (-50.7% to +11.4%) against main"
-        " after 21.0 s in 6 min 2 s, 20 pairs; --budget or a quieter machine narrows the interval"
-    )
-    (line,) = view.lines(outcome(paired("slower", 0.88, by_whole_turns=True)))
-    assert line == f"{CELL.label}: slower in whole turns, -12.0% (-13.0% to -11.0%) against main"
-    (line,) = view.lines(outcome(paired("inconclusive", low=None, high=None)))
-    assert "inconclusive, too few measurements for an interval" in line
-    (line,) = view.lines(outcome(paired("slower", 0.9), revision=COMMIT))
-    assert line.endswith("against f8fea52")
-    (line,) = view.lines(outcome(OTHER_BITS, compare_bits=True))
-    assert line.endswith("; its losses differ from those of main")
-    (line,) = view.lines(outcome(OTHER_BITS, compare_bits=True, is_repeatable=False))
-    assert line.endswith("its losses prove nothing, because main computes other ones each time")
+    text = noted(outcome(found))
+    assert " | +0.0% (-50.7% to +11.4%) | inconclusive | " in text
+    assert text.endswith("--budget or a quieter machine narrows the interval")
+    assert noted(outcome(paired("slower", 0.88, by_whole_turns=True))).endswith("in whole turns")
+    assert noted(outcome(FAILED)).endswith(str(FAILED.failure))
+    assert "its losses" not in noted(outcome(OTHER_BITS))
+    text = noted(outcome(OTHER_BITS, compare_bits=True))
+    assert text.endswith("its losses differ from those of main")
+    text = noted(outcome(OTHER_BITS, compare_bits=True, is_repeatable=False))
+    assert text.endswith("its losses prove nothing: main computes other ones each time")
+    unbounded = CellOutcome(cell=CELL, measured=paired("inconclusive", low=None, high=None))
+    assert "inconclusive, too few measurements" in view.progress_line(unbounded)
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
         (outcome(paired("same"), paired("faster", 1.1)), "passes: nothing is slower than main"),
-        (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells"),
+        (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells failed"),
         (
             outcome(paired("slower", 0.9), paired("inconclusive")),
-            "fails: 1 of 2 cells; 1 inconclusive",
+            "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive",
         ),
-        (outcome(paired("same"), paired("inconclusive")), "is inconclusive: 1 of 2 cells"),
-        (outcome(paired("inconclusive"), inconclusive="fail"), "fails: 1 inconclusive"),
+        (
+            outcome(paired("same"), paired("inconclusive")),
+            "is inconclusive: 1 of 2 cells inconclusive",
+        ),
+        (outcome(paired("inconclusive"), inconclusive="fail"), "fails: 1 of 1 cell inconclusive"),
         (
             outcome(paired("inconclusive"), inconclusive="ignore"),
-            "passes: nothing is slower than main; 1 inconclusive",
+            "passes: nothing is slower than main; 1 of 1 cell inconclusive",
         ),
     ],
 )
-def test_the_last_line_says_what_the_exit_code_says(
+def test_the_first_line_says_what_the_exit_code_says(
     found: GateOutcome, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view.show_outcome(found)
-    assert capsys.readouterr().out.splitlines()[-1] == f"The gate {line}."
+    show(gate_view(found, "nightly"))
+    assert capsys.readouterr().out.splitlines()[0] == f"The gate of nightly {line}"
 
 
 def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
-    text = view.markdown(outcome(paired("same"), paired("slower", 0.95)), "nightly")
+    text = markdown(gate_view(outcome(paired("same"), paired("slower", 0.95)), "nightly"))
     lines = text.splitlines()
-    assert lines[0] == "### Training speed of nightly: fails: 1 of 2 cells"
-    assert lines[2].startswith(f"- {CELL.label}: slower, -5.0%")
+    assert lines[0] == "### The gate of nightly fails: 1 of 2 cells failed"
     assert len([line for line in lines if line.startswith("| mlp ")]) == 2
-    assert lines[-1].startswith("Samples/s of main (f8fea52) and of the working tree")
+    assert lines[-1].startswith("- samples/s of main (f8fea52) and of the working tree")
 
 
 def test_what_a_rank_said_is_no_markup() -> None:
     said = "rank 0: TypeError: __init__() takes <2> arguments | `but`"
-    text = view.markdown(outcome(PairedResult(failure=said)), "nightly")
+    text = markdown(gate_view(outcome(PairedResult(failure=said)), "nightly"))
     assert r"TypeError: \_\_init\_\_() takes \<2\> arguments \| \`but\`" in text
 
 
@@ -154,13 +162,13 @@ def test_hostile_names_and_words_are_text_in_every_output(
         CellOutcome(cell=cell, measured=PairedResult(failure=HOSTILE)),
     ]
     found = replace(outcome(), cells=cells, options=GateOptions(revision=HOSTILE))
-    view.show_outcome(found)
-    comment = view.markdown(found, HOSTILE)
+    show(gate_view(found, HOSTILE))
+    comment = markdown(gate_view(found, HOSTILE))
     for text in (capsys.readouterr().out, comment):
         assert "\x1b" not in text
         assert "a[/red]b" in text.replace("\\", "")
     for line in comment.splitlines()[2:]:
-        assert line[:2] in ("", "- ", "| ", "Sa")  # nobody else begins a line
+        assert line[:2] in ("", "- ", "| ")  # nobody else begins a line
     assert not re.search(r"@\w|#\d|(?<!\\)[`<]|(?<!\\)!\[", comment)
 
 
@@ -174,8 +182,9 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_machine_its_load_and_the_time_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     found = outcome(paired("same", seconds=21.0, wall_seconds=362.0))
-    view.show_outcome(found)
-    for text in (capsys.readouterr().out, view.markdown(found, "a").replace("\\", "")):
+    show(gate_view(found, "a"))
+    comment = markdown(gate_view(found, "a")).replace("\\", "")
+    for text in (capsys.readouterr().out, comment):
         words = " ".join(text.split())
         assert "measured in turn on Fast-CPU-2-cores at a load of 7.5 on" in words
         assert "21.0 s in 6 min 2 s, 20 pairs" in words
@@ -294,7 +303,6 @@ def test_a_folder_without_git(tmp_path: Path) -> None:
 def test_a_bound_without_meaning_is_cut_and_rates_have_their_unit() -> None:
     measured = paired("inconclusive", 2.0, low=1e-9, high=1e29, unit="steps/s")
     found = outcome(measured)
-    sentence = view.sentence(found, found.cells[0])
-    assert "+100.0% (-100.0% to >+1,000%)" in sentence
-    assert ">+1,000%" in view.markdown(found, "sweep")
-    assert "Steps/s of main" in view.markdown(found, "sweep")
+    comment = markdown(gate_view(found, "sweep")).replace("\\", "")
+    assert comment.count("+100.0% (-100.0% to >+1,000%)") == 1
+    assert "steps/s of main" in comment

@@ -15,7 +15,7 @@ from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.environment import Gpu
 from harness.records.record import Record
-from harness.render.cells import cells_table
+from harness.render.sweep import cells_table
 from harness.spec.validity import ValidityRules
 from tests.factories import (
     ENVIRONMENT,
@@ -103,14 +103,12 @@ class TestMfu:
         record = measured()
         record = replace(record, trial=replace(record.trial, cell=sweep.cells[0]))
         result = SweepResult.of_records(sweep, [record])
-        columns = cells_table(result, result.cells).columns
-        assert not [column for column in columns if "MFU" in column]
+        (row,) = cells_table(result, "mlp").drawn()
+        assert not [field for field in row if "MFU" in field.column]
         record = replace(record, numbers={**record.numbers, "mfu_measured": 0.2})
         result = SweepResult.of_records(sweep, [record])
-        table = cells_table(result, result.cells)
-        (row,) = table.rows
-        texts = dict(zip(table.columns, map(str, row), strict=True))
-        assert texts["MFU measured"] == "20%"
+        (row,) = cells_table(result, "mlp").drawn()
+        assert {field.column: field.text for field in row}["MFU measured"] == "20%"
 
 
 def test_a_record_is_assembled_with_its_mfu(

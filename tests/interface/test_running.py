@@ -110,7 +110,7 @@ def test_the_first_line_has_trials_cells_and_time(tmp_path: Path) -> None:
     record = replace(make_record(cell), started=100.0, ended=130.0)
     write_trial(Results(tmp_path / "results").sweep_folder("demo"), record)
     (line,) = first_lines(tmp_path, quiet)
-    assert "1 min 0 s for 1 cell with records, unknown for 1" in line
+    assert "1 min 0 s and 1 cell without records" in line
 
 
 def test_a_busy_machine_has_a_line_unless_the_profile_allows_it(

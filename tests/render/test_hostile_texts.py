@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from rich.text import Text
-
 from harness.core.paths import Results
 from harness.records.record import Failure
-from harness.render.console import TerminalConsole, from_markup, show_table
-from harness.render.table import Styled, Table
 from tests.factories import make_record
 from tests.support.commands import harness
 from tests.support.reports import make_sweep, write_run
@@ -40,24 +35,3 @@ def test_an_error_of_a_rank_sends_no_escape_sequences(tmp_path: Path) -> None:
         shown = ended.out.replace("\n", "")
         assert shown.isprintable()
         assert "\n::error::" not in ended.out
-
-
-def test_console_removes_control_characters_and_keeps_its_own_styles() -> None:
-    console = TerminalConsole(force_terminal=True, color_system="standard", width=80)
-    with console.capture() as captured:
-        console.print(f"[red]a{ESCAPE}b[/]", soft_wrap=True)
-        console.print(Text(f"c{ESCAPE}\u202ed"))
-    assert captured.get() == "\x1b[31ma]0;owned[2J31mb\x1b[0m\nc]0;owned[2J31md\n"
-
-
-def test_table_takes_texts_as_they_are_and_styles_only_as_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    table = Table(["[bold]", ":fire:"])
-    table.add_row("[/x]", Styled("styled", "failed"))
-    show_table(TerminalConsole(), table)
-    assert capsys.readouterr().out.split() == ["[bold]", ":fire:", "[/x]", "styled"]
-
-
-def test_markup_has_no_pictures() -> None:
-    assert from_markup("[bold]a[/] :fire:").plain == "a :fire:"

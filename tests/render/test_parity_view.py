@@ -9,6 +9,7 @@ import pytest
 
 from harness.analysis.parity import CellParity
 from harness.render import parity as texts
+from harness.render.value import Look, Styled
 from harness.statistics.estimate import paired
 from harness.statistics.verdict import Metric, Question, judge
 from tests.support.parity import DISTANCE, make_parity
@@ -28,8 +29,8 @@ def cell(**changes: Any) -> CellParity:
         ({"by_design": ["lr"]}, "by design", "open"),
     ],
 )
-def test_labels(changes: dict[str, Any], label: str, look: str) -> None:
-    assert (texts.rung_label(cell(**changes)), texts.rung_look(cell(**changes))) == (label, look)
+def test_labels(changes: dict[str, Any], label: str, look: Look) -> None:
+    assert texts.rung_badge(cell(**changes)) == Styled(label, look)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +41,11 @@ def test_labels(changes: dict[str, Any], label: str, look: str) -> None:
         ({"error": 4.2e-1}, "420,000×"),
         ({"error": 2e-9, "reference_error": 0.0}, "2e-09"),
         ({"error": None, "is_finite": False}, "not finite"),
-        ({"error": None, "reference_error": None}, "–"),
+        ({"error": None, "reference_error": None}, None),
     ],
 )
-def test_errors_are_multiples_of_the_references(changes: dict[str, Any], text: str) -> None:
-    assert texts.error(replace(DISTANCE, **changes)) == text
+def test_errors_are_multiples_of_the_references(changes: dict[str, Any], text: str | None) -> None:
+    assert texts.relative_error(replace(DISTANCE, **changes)) == text
 
 
 def test_seeds() -> None:
@@ -54,16 +55,17 @@ def test_seeds() -> None:
     assert (
         texts.over_seeds(cell(seeds=verdict)) == "accuracy +0.0000 in 2 seeds (-0.0032 to +0.0032)"
     )
-    assert texts.over_seeds(cell(seeds=verdict, tensor_rung="rounding")) == "–"
+    assert texts.over_seeds(cell(seeds=verdict, tensor_rung="rounding")) is None
     assert texts.over_seeds(cell()) == "needs records of 2 seeds or more"
 
 
 def test_a_reference_that_can_not_be_trusted_says_so() -> None:
     reference = make_parity().references[0]
-    assert texts.reference_line(reference) == "twice the same bits"
+    against = f"against {reference.cell.label}, "
+    assert texts.reference_line(reference) == f"{against}twice the same bits"
     first = cell().first_difference
     shaky = replace(reference, control=first, fp64_problem="rank 0: out of memory")
     assert texts.reference_line(shaky) == (
-        "not deterministic: run twice, it diverges in step 1, all-reduce;"
+        f"{against}not deterministic: run twice, it diverges in step 1, all-reduce;"
         " nothing was compared with fp64: rank 0: out of memory"
     )

@@ -6,14 +6,10 @@ import math
 from pathlib import Path
 from statistics import fmean, stdev
 
-from rich.console import Console
-
 from harness.analysis.scaling import scaling_shares
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
-from harness.render.cells import cells_table
-from harness.render.console import TerminalConsole, as_rich, show_table
-from harness.render.table import Table
+from harness.render.sweep import cells_table
 from harness.spec.sweep import Sweep
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
@@ -23,10 +19,8 @@ from tests.support.sweeps import load
 def rows(sweep: Sweep, records: list[Record]) -> list[list[str]]:
     """Return the words of each row of the table, without its heading."""
     result = SweepResult.of_records(sweep, records)
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(as_rich(cells_table(result, result.cells)))
-    return [line.split() for line in captured.get().splitlines()[1:]]
+    rows = cells_table(result, "mlp").drawn()
+    return [" ".join(field.text for field in row).split() for row in rows]
 
 
 def test_three_trials_have_students_interval_and_fewer_have_none(tmp_path: Path) -> None:
@@ -46,16 +40,6 @@ def test_three_trials_have_students_interval_and_fewer_have_none(tmp_path: Path)
     mean = math.exp(fmean(logs))
     bounds = [f"({mean / factor:,.0f}", "to", f"{mean * factor:,.0f})"]
     assert row[label : label + 4] == [f"{mean:,.0f}", *bounds]
-
-
-def test_columns_are_left_out_in_their_order_until_a_table_fits() -> None:
-    table = Table(["name", "long", "longer"], ["long"], optional=["absent", "long", "longer"])
-    table.add_row("a", "b" * 60, "c" * 70)
-    console = TerminalConsole(width=80, force_terminal=True, color_system=None)
-    with console.capture() as captured:
-        show_table(console, table)
-    assert captured.get().split()[:2] == ["name", "longer"]
-    assert table.columns == ["name", "long", "longer"]
 
 
 def test_trials_that_stopped_have_their_epochs(tmp_path: Path) -> None:

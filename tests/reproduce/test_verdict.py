@@ -82,19 +82,19 @@ def line(outcome: Outcome, rung: Rung | None, **changes: Any) -> str:
 
 def test_a_verdict_is_one_line() -> None:
     assert line("repeated", "bitwise") == (
-        "mlp-1-s0-r0: repeated: bitwise equal, under the same conditions"
+        "mlp-1-s0-r0: repeated: bitwise, under the same conditions"
     )
     assert line("reproduced", "rounding", differences=[NUMPY]) == (
-        "mlp-1-s0-r0: reproduced: within rounding errors (up to 0.25 relative), though software.packages.numpy differs"
+        "mlp-1-s0-r0: reproduced: rounding (up to 0.25 relative), though software.packages.numpy differs"
     )
     assert line("different", None, differences=[NUMPY], cause=NUMPY) == (
-        "mlp-1-s0-r0: not reproduced: beyond rounding errors (up to 0.25 relative); first in loss of"
+        "mlp-1-s0-r0: different: beyond rounding errors (up to 0.25 relative); first in loss of"
         " rank 0 at step 3 (0.5, recorded 0.25); most likely because of software.packages.numpy"
         " (2.2.0, recorded 2.1.0)"
     )
     assert "so the trial is not deterministic, or" in line("different", None)
     random = agreement(None, fp64_problem="not deterministic")
-    assert "two runs in double precision differ by more" in line(
+    assert "runs in double precision can't judge it: not deterministic" in line(
         "different", None, agreement=random
     )
     unjudged = line("inconclusive", None, exact_failure="rank 0: out of memory")

@@ -382,7 +382,7 @@ def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path:
     ended = harness("status", "--watch", "--results", str(results.path))
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
-    assert "samples/s" in ended.out
+    assert "accuracy" in ended.out
 
 
 @pytest.mark.parametrize("flags", [(), ("--watch",)])
@@ -454,11 +454,11 @@ def test_a_narrow_terminal_cuts_names_before_states_and_numbers(
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(panel(status_of(submission, rows), 3))
     lines = console.export_text().splitlines()
-    assert len(lines) == 1 + 3 + 2
+    assert len(lines) == 1 + 3 + 1
     assert "running" in lines[1]
     assert "30/100" in lines[1]
     assert "failed" in lines[2]
-    assert lines[-1].endswith("2/7"), "the job of the last trial has ended too"
+    assert "1 failed" in lines[-1]
 
 
 def test_a_submission_is_read_as_it_was_written(submission: Submission, tmp_path: Path) -> None:

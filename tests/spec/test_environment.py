@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.render.format import changed_axes
+from harness.render.names import changed_axes
 from harness.spec import cluster
 from harness.spec.cell import axis_names
 from harness.spec.cluster import Profile

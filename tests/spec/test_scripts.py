@@ -11,7 +11,7 @@ import yaml
 from harness.analysis.compare import matching_key
 from harness.core.errors import BadInput
 from harness.records.differences import differences, trial_fields
-from harness.render.format import cell_name
+from harness.render.names import cell_name
 from harness.reproduce.rebuild import rebuild_cell
 from harness.spec.cell import Trial
 from harness.spec.sweep import Sweep, load_sweep

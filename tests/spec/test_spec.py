@@ -86,12 +86,6 @@ def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
     ]
 
 
-def test_plan_for_people_shows_a_profile(tmp_path: Path) -> None:
-    assert "profile:" not in harness("plan", str(write(tmp_path))).out
-    shown = harness("plan", str(write(tmp_path, profile={"steps": 5}))).out
-    assert "profile: a trace of 5 steps follows the last step of each trial" in shown
-
-
 def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -100,9 +94,9 @@ def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path
         seeds=[0, 5],
         repeats=2,
     )
-    shown = harness("plan", str(path)).out
+    shown = harness("plan", str(path), "--all").out
     assert spec.load_sweep(path).cells[0].id in shown
-    assert "1 cell × seeds 0, 5 × 2 repeats = 4 trials" in shown
+    assert "1 cell, seeds 0, 5, 2 repeats: 4 trials" in shown
     assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
     assert "exclude[1] matches no cell" in shown
     assert "time: unknown, no cell has a record yet" in shown

@@ -22,7 +22,7 @@ from harness.records.record import (
     Record,
     Status,
 )
-from harness.render.format import stop_note
+from harness.render.run import stop_note
 from harness.spec.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,
@@ -179,14 +179,14 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
     cell = replace(make_cell(steps=60), stop=StopRule(patience=2))
     record = make_record(cell)
     contents = trial_contents(record, "a cell", 1)
-    note = "stopped: no better loss after 3 epochs (step 30), best loss at 3"
+    note = "stopped by patience of loss: 3 epochs (step 30), best loss at 3"
     assert note in contents.description
     assert record.rank0 is not None
     assert record.rank0.stop is not None
     whole = replace(record.rank0.stop, reason="length")
     assert (
         stop_note(replace(record, rank0=replace(record.rank0, stop=whole)))
-        == "trained for its whole length, 3 epochs (step 30), best loss at 3"
+        == "trained for its whole length: 3 epochs (step 30), best loss at 3"
     )
     assert contents.params["stop"] == "loss: patience 2"
     numbers = record.numbers

@@ -1,64 +1,38 @@
 """Curves of the loss and of the target metric, as SVG within the page.
 
 Their texts are text, drawn in the reader's fonts, not outlines of letters: they can be searched and
-copied.
+copied. Matplotlib is imported when the first plot is drawn, as it takes longer than most commands. Its
+`Figure` is used without pyplot, which keeps every figure in memory and wants a display.
 """
 
 from __future__ import annotations
 
 import io
-import re
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from markupsafe import Markup
 
-from harness.analysis.result import CellResult
-from harness.records.record import Numbers, Record
-from harness.render import chart
+from harness.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_LINES = 16  # of a workload that are drawn: those of the fastest cells
-MAX_LINES_WITH_RANGE = 4  # with more lines, their ranges would hide each other
+MOST_RANGES = 4  # with more lines, their ranges would hide each other
 MAX_POINTS = 200  # of a curve
-# Line styles, as Matplotlib and as SVG write them. A style is used for as many lines as there are
-# colors, then the next one begins.
-LINE_STYLES: Sequence[tuple[Any, str]] = (
-    ("-", "none"),
-    ((0, (4, 1.5)), "6 2"),
-    ((0, (1, 1)), "2 2"),
-)
+# The palette of Okabe and Ito, distinguishable for the color-blind too (Color Universal Design,
+# 2008). The last three are pale on white and so come last.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D31", "#E69F00", "#56B4E9", "#B3A800")
+INK = "#222222"
 SVG_SETTINGS: Mapping[str, Any] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    "text.parse_math": False,
+    "text.parse_math": False,  # a dollar sign in a user's name does not start a formula
 }
-# Ids that Matplotlib numbers, which are the same in every plot of the page. Nothing refers to them.
-NUMBERED_ID = re.compile(r' id="[a-z_A-Z0-9]*_\d+"')
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlottedCell:
-    """A cell whose trials are drawn."""
-
-    result: CellResult
-    name: str  # distinguishes it from the other cells of its workload
-    number: int  # counts the cells of its workload, from 0
-    done: Sequence[Record]  # those of its trials that are done
-
-
-@dataclass(frozen=True, kw_only=True)
-class LegendEntry:
-    """A line of a plot and its name."""
-
-    color: str
-    dashes: str  # as SVG's stroke-dasharray
-    name: str
+Curve = dict[int, float]  # the values of a trial by step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,74 +41,31 @@ class Plot:
 
     title: str
     svg: Markup
-    lines: Sequence[LegendEntry]
+    lines: Sequence[tuple[str, str]]  # the color and the name
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """The curve of one cell, or of several whose values are the very same."""
-
-    steps: Sequence[int]
-    values: Numbers  # shape (trials, steps)
-    cells: list[PlottedCell] = field(default_factory=list)
-
-    @property
-    def number(self) -> int:
-        """The number of its earliest cell, which decides the order, the color and the style.
-
-        A cell so has the same look in all plots of its workload.
-        """
-        return min(cell.number for cell in self.cells)
-
-    @property
-    def name(self) -> str:
-        """The names of its cells, joined by equals signs."""
-        cells = sorted(self.cells, key=lambda cell: cell.number)
-        return " = ".join(cell.name for cell in cells)
-
-
-def loss_plot(title: str, cells: Sequence[PlottedCell]) -> Plot | None:
-    """Return a plot of the mean loss over ranks and trials at each step.
-
-    None where no trial of the workload is done, or none reported losses of two steps.
-    """
-    return _plot(title, cells, "training loss", _losses)
-
-
-def metric_plot(title: str, cells: Sequence[PlottedCell]) -> Plot | None:
-    """Return a plot of the target metric at each evaluation.
-
-    None where every trial was evaluated only once, which gives no curve.
-    """
-    y_label = "target metric"
-    for cell in cells:
-        if cell.result.target:
-            y_label = cell.result.target.name
-            break
-    return _plot(title, cells, y_label, _metrics)
-
-
-def _losses(record: Record) -> dict[int, float]:
+def losses(record: Record) -> Curve:
     """Return the loss by step, thinned to at most MAX_POINTS of the steps that have one.
 
-    Steps count from 1. A plot is some hundred pixels wide, so that more points would not show. The
-    steps are spread over the trial's planned length, so that trials that stopped at different steps
-    have those before in common.
+    A plot is some hundred pixels wide, so that more points would not show. The steps are spread over
+    the trial's planned length, so that trials that stopped at different steps have those before in
+    common. A script may report no losses, or only those of some steps; the others are NaN.
     """
-    losses = record.loss
-    if losses is None or record.rank0 is None:
+    if record.loss is None or record.rank0 is None:
         return {}
     planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
-    indices = np.linspace(0, planned - 1, min(planned, MAX_POINTS)).round().astype(int)
-    # A script may report no losses, or only those of some steps; the others are NaN.
-    reported = np.flatnonzero(~np.isnan(losses))
-    positions = np.searchsorted(reported, indices)  # of the first loss at each of them or after it
-    shown = np.unique(reported[positions[positions < len(reported)]])
-    return {int(index) + 1: float(losses[index]) for index in shown}
+    every = max(1.0, planned / (MAX_POINTS - 1))  # the first step has a point too
+    curve: Curve = {}
+    next_step = 1.0
+    for step, loss in enumerate(record.loss, start=1):
+        if step >= next_step and not math.isnan(loss):
+            curve[step] = float(loss)
+            next_step = every * math.floor(step / every) + every
+    return curve
 
 
-def _metrics(record: Record) -> dict[int, float]:
+def metrics(record: Record) -> Curve:
     """Return the target metric of each evaluation by step; nothing for a trial that failed."""
     if record.rank0 is None:
         return {}
@@ -142,68 +73,53 @@ def _metrics(record: Record) -> dict[int, float]:
     return {evaluation.step: evaluation.metrics[target] for evaluation in record.rank0.evaluations}
 
 
-def _plot(
+def plot(
     title: str,
-    cells: Sequence[PlottedCell],
     y_label: str,
-    read: Callable[[Record], dict[int, float]],
+    cells: Mapping[str, Sequence[Record]],
+    read: Callable[[Record], Curve],
 ) -> Plot | None:
     """Return a plot of each cell's mean over trials, and their range where lines are few.
 
-    `read` returns a trial's values by step. Only steps that all trials of a cell have are drawn. A
-    workload with many cells shows the fastest, in the order of the sweep.
+    `cells` are the done records by the name of the cell, the fastest first. `read` returns a trial's
+    values by step. Only steps that all trials of a cell have are drawn. Cells with the very same values
+    share a line, as strategies do that compute the same bits. None where no cell has two steps.
     """
-    curves = _distinct_curves(cells, read)
-    if not curves:
+    lines: dict[tuple[tuple[float, ...], ...], list[int]] = {}  # cells by their steps and values
+    for number, records in enumerate(cells.values()):
+        curves = list(map(read, records))
+        common = sorted(set(curves[0]).intersection(*curves)) if curves else []
+        if len(common) > 1:
+            values = [tuple(curve[step] for step in common) for curve in curves]
+            lines.setdefault((tuple(common), *values), []).append(number)
+    if not lines:
         return None
-    figure = chart.new_figure(3.6, 2.7)
+    from matplotlib.figure import Figure
+
+    names = list(cells)
+    figure = Figure(figsize=(3.6, 2.7), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    lines = []
-    for curve in sorted(curves[:MAX_LINES], key=lambda curve: curve.number):
-        color = chart.COLORS[curve.number % len(chart.COLORS)]
-        style_number = curve.number // len(chart.COLORS) % len(LINE_STYLES)
-        line_style, dashes = LINE_STYLES[style_number]
-        mean = curve.values.mean(axis=0)
-        axes.plot(curve.steps, mean, color=color, linestyle=line_style, linewidth=1.1)
-        if len(curve.values) > 1 and len(curves) <= MAX_LINES_WITH_RANGE:
-            low = curve.values.min(axis=0)
-            high = curve.values.max(axis=0)
-            axes.fill_between(curve.steps, low, high, color=color, alpha=0.15, linewidth=0)
-        lines.append(LegendEntry(color=color, dashes=dashes, name=curve.name))
-    chart.style_axes(axes, "", "step", y_label)
-    note = ""
-    if len(curves) > MAX_LINES:
-        note = f"the {MAX_LINES} fastest of {len(curves)}"
-    return Plot(title=title, svg=svg(figure, f"{y_label} of {title}"), lines=lines, note=note)
+    legend = []
+    # Those of the fastest cells: more lines can't be told apart.
+    for color, ((steps, *trials), numbers) in zip(COLORS, lines.items(), strict=False):
+        columns = list(zip(*trials, strict=True))
+        mean = [sum(column) / len(column) for column in columns]
+        axes.plot(steps, mean, color=color, linewidth=1.1)
+        if len(trials) > 1 and len(lines) <= MOST_RANGES:
+            low, high = list(map(min, columns)), list(map(max, columns))
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        legend.append((color, " = ".join(names[number] for number in numbers)))
+    axes.set_xlabel("step", fontsize=9, color=INK)
+    axes.set_ylabel(y_label, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8.5, colors=INK, which="both")
+    axes.grid(True, color="#DDDDDD", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    note = f"the {len(COLORS)} fastest of {len(lines)}" if len(lines) > len(COLORS) else ""
+    drawing = _svg(figure, f"{y_label} of {title}")
+    return Plot(title=title, svg=drawing, lines=legend, note=note)
 
 
-def _distinct_curves(
-    cells: Sequence[PlottedCell], read: Callable[[Record], dict[int, float]]
-) -> list[Curve]:
-    """Return the curves of the cells from the fastest down.
-
-    Cells with the very same values share a curve, as strategies do that compute the same bits.
-    Equal means equal bytes: a difference in the last bit gives two curves.
-    """
-    curves: dict[tuple[tuple[int, ...], bytes], Curve] = {}
-    for cell in sorted(cells, key=lambda cell: cell.result.mean_throughput, reverse=True):
-        trials = [read(record) for record in cell.done]
-        if not trials:
-            continue
-        common_steps = set(trials[0]).intersection(*trials)
-        if len(common_steps) < 2:
-            continue
-        steps = tuple(sorted(common_steps))
-        rows = []
-        for trial in trials:
-            rows.append([trial[step] for step in steps])
-        values: Numbers = np.array(rows)
-        curve = curves.setdefault((steps, values.tobytes()), Curve(steps=steps, values=values))
-        curve.cells.append(cell)
-    return list(curves.values())
-
-
-def svg(figure: Figure, label: str) -> Markup:
+def _svg(figure: Figure, label: str) -> Markup:
     """Return a figure as inline SVG; a screen reader reads its label.
 
     The same figure with the same label gives the same bytes: the label is the salt of the ids that
@@ -218,5 +134,5 @@ def svg(figure: Figure, label: str) -> Markup:
         # Matplotlib's own font may lack a letter that the reader's fonts have.
         warnings.simplefilter("ignore")
         figure.savefig(content, format="svg", metadata=no_metadata)
-    drawing = NUMBERED_ID.sub("", content.getvalue().partition("<svg")[2])
+    drawing = content.getvalue().partition("<svg")[2]
     return Markup('<svg role="img" aria-label="{}"').format(label) + Markup(drawing)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.render import chart
+from harness.render.html.plots import COLORS
 from tests.programs.perf.results import Conditions
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def draw(points: Sequence[Point], path: Path) -> None:
     Its background is white, so that it can be read on a dark page too.
     """
     units = _distinct(point.unit for point in points)
-    figure = chart.new_figure(2.6 * len(units), 6.0)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.6 * len(units), 6.0), layout="constrained", facecolor="white")
     grid = figure.subplots(2, len(units), sharex="col", sharey="row", squeeze=False)
     names = _distinct(point.plain_name for point in points)
     for column, unit in enumerate(units):
@@ -100,8 +102,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
             sizes = [point.size for point in curve]
             _draw_curve(time_axes, sizes, [point.cost.seconds for point in curve], number, name)
             _draw_curve(memory_axes, sizes, [point.cost.mib for point in curve], number, name)
-        chart.style_axes(time_axes, f"by {unit}", "", "seconds" if column == 0 else "")
-        chart.style_axes(memory_axes, "", unit, "MiB" if column == 0 else "")
+        time_axes.set(title=f"by {unit}", ylabel="seconds" if column == 0 else "")
+        memory_axes.set(xlabel=unit, ylabel="MiB" if column == 0 else "")
         _scale(time_axes)
         _scale(memory_axes)
     handles: dict[str, Artist] = {}
@@ -116,7 +118,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
         fontsize=8.5,
         frameon=False,
     )
-    path.write_bytes(chart.png_bytes(figure))
+    figure.savefig(path, dpi=150)
 
 
 def _draw_curve(
@@ -126,7 +128,7 @@ def _draw_curve(
     axes.plot(
         sizes,
         values,
-        color=chart.COLORS[number % len(chart.COLORS)],
+        color=COLORS[number % len(COLORS)],
         marker="o",
         linewidth=1.3,
         markersize=4.5,

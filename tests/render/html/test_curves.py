@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.result import aggregate
 from harness.records.record import Record
-from harness.render.html.plots import PlottedCell, loss_plot
+from harness.render.html.plots import Plot, losses, plot
 from tests.factories import make_cell, make_record, with_ranks
 
 STEPS = 400
@@ -23,24 +22,23 @@ def record_of(seed: int, reported: list[int]) -> Record:
     return with_ranks(record, [replace(record.ranks[0], loss=losses)])
 
 
-def report_cells(reported: list[int]) -> list[PlottedCell]:
-    """Return two cells of a trial each."""
-    cells = []
-    for number in range(2):
-        record = record_of(number, reported)
-        (result,) = aggregate([record])
-        cell = PlottedCell(result=result, name=f"lr{number}", number=number, done=[record])
-        cells.append(cell)
-    return cells
+def loss_plot(reported: list[int]) -> Plot | None:
+    """Return the plot of two cells of a trial each."""
+    cells = {f"lr{number}": [record_of(number, reported)] for number in range(2)}
+    return plot("demo", "training loss", cells, losses)
 
 
 def test_losses_that_no_script_reported_have_no_plot() -> None:
-    assert loss_plot("demo", report_cells([])) is None
+    assert loss_plot([]) is None
 
 
 def test_losses_of_every_tenth_step_are_all_drawn() -> None:
-    plot = loss_plot("demo", report_cells(list(range(9, STEPS, 10))))
-    assert plot is not None
-    assert [line.name for line in plot.lines] == ["lr0", "lr1"]
-    points = [path.count("L ") + 1 for path in re.findall('<path d="([^"]*)"', plot.svg)]
+    drawn = loss_plot(list(range(9, STEPS, 10)))
+    assert drawn is not None
+    assert [name for _, name in drawn.lines] == ["lr0", "lr1"]
+    points = [path.count("L ") + 1 for path in re.findall('<path d="([^"]*)"', drawn.svg)]
     assert points.count(STEPS // 10) == 2  # of each line
+
+
+def test_curves_have_a_bounded_number_of_points() -> None:
+    assert 150 <= len(losses(record_of(0, list(range(STEPS))))) <= 200

@@ -15,10 +15,10 @@ import pytest
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results
 from harness.records.code import Repository
-from harness.records.store import read_recorded_sweep
 from harness.render.html import report as page
 from harness.render.html.report import drawing_of
-from harness.render.table import Ratio, Table
+from harness.render.value import Effect
+from harness.render.view import Table
 from harness.spec.sweep import Sweep, ready_sweeps
 from tests.support.commands import harness
 from tests.support.parity import make_parity
@@ -109,7 +109,7 @@ def test_sections_of_a_complete_sweep(complete: Page) -> None:
     assert set(texts) == {"head", "summary", "cells", "effects", "curves", "environment"}
     assert "mlp: fastest is bf16 ddp×2" in texts["summary"]
     assert "certain at 95%." in texts["summary"]
-    assert "bf16 ddp×2 ends at accuracy" in texts["summary"]
+    assert ", accuracy same; " in texts["summary"]
     assert "7.97×" in texts["cells"]
     assert "faster" in texts["cells"]
     assert "101" in texts["cells"]  # MiB
@@ -132,39 +132,21 @@ def test_scripts_at_several_world_sizes_have_a_report(results: Results, tmp_path
     )
     assert all("strategy" not in cell.levels for cell in sweep.cells)
     write_run(results, sweep, make_records(sweep))
-    assert "100%" in report(results).texts["cells"]  # of ideal scaling
+    assert " 99.6% " in report(results).texts["cells"]  # of ideal scaling
 
 
 def test_ratios_and_their_intervals_are_drawn_inside_their_line() -> None:
     table = Table(["cell", "speed"])
-    for ratio in (Ratio(0.5, (0.4, 0.6)), Ratio(2.0, (0.0, math.inf)), Ratio(1.0, None)):
+    for ratio in (Effect(0.5, (0.4, 0.6)), Effect(2.0, (0.0, math.inf)), Effect(1.0)):
         table.add_row("a cell", ratio)
     place = drawing_of(table)
     places = [place(value) for value in (0.0, 0.4, 0.5, 1.0, 2.0, math.inf)]
     assert places == sorted(places)
     assert 0 < places[0] < places[2] < places[-1] < 100
     wide = Table(["cell", "speed"])
-    wide.add_row("a cell", Ratio(1.0, (0.94, 1.06)))
+    wide.add_row("a cell", Effect(1.0, (0.94, 1.06)))
     place = drawing_of(wide)  # which fits the interval, not the one value
     assert place(1.06) - place(0.94) < 95
-
-
-def test_a_large_sweep_has_rows_of_its_fastest_cells_and_of_the_reference(
-    results: Results, sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "MAX_CELLS", 2)
-    monkeypatch.setattr(page, "FASTEST", 1)
-    (rows,) = [
-        row.count("<tr>")
-        for row in [page.render(results, read_recorded_sweep(results, sweep.name))]
-    ]
-    assert (
-        "the 1 fastest of 4 cells, and the first; harness show demo has all"
-        in report(results).source
-    )
-    assert rows < 2 + 4 + 8
-    assert "bf16 ddp×2" in report(results).texts["cells"]
-    assert "bf16 single" not in report(results).texts["cells"]
 
 
 def test_parity_is_shown_once_it_was_measured(
@@ -188,7 +170,7 @@ def test_an_interaction_of_two_axes_is_not_called_a_speedup(complete: Page) -> N
 
 
 def test_cells_with_equal_losses_share_a_curve(complete: Page) -> None:
-    names = "fp32 single = bf16 single fp32 ddp×2 = bf16 ddp×2"
+    names = "bf16 ddp×2 = fp32 ddp×2 bf16 single = fp32 single"
     assert names in complete.texts["curves"]
 
 
@@ -210,13 +192,12 @@ def test_hostile_texts_are_escaped(results: Results, tmp_path: Path) -> None:
     assert HOSTILE in written.texts["failures"]
 
 
-def test_a_failed_trial_is_shown_with_its_reason_and_log(results: Results, tmp_path: Path) -> None:
+def test_a_failed_trial_is_shown_with_its_log(results: Results, tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path)
     records = make_records(sweep, hostile=True)
-    write_run(results, sweep, records[1:], logs="the last line of the log")
+    write_run(results, sweep, records[1:])
     texts = report(results).texts
     assert f"{records[-1].trial.id} , log" in texts["failures"]
-    assert "the last line of the log" in texts["failures"]
     assert "10 done, 1 failed, 1 not run" in texts["head"]
 
 
@@ -276,7 +257,6 @@ def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path:
     options = ["--set", "precision=fp32,bf16", "--data", "mlp=/data"]
     write_run(results, replace(sweep, options=options), records)
     recipe = report(results).texts["environment"]
-    assert f"{'decaf' * 8} (yours, with changes)" in recipe
     assert f"git checkout {'decaf' * 8}" in recipe
     assert "a1b2.diff" in recipe
     assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
