@@ -269,10 +269,11 @@ def _running(row: TrialState, folder: TrialFolder, owner: Owner) -> TrialState |
     begun_at = 0.0
     with suppress(FileNotFoundError):  # no attempt has begun
         begun_at = folder.assignment_path.stat().st_mtime
+    if not begun_at or begun_at < owner.runs_since:
+        return None
     progress = read_progress_file(folder.progress_path)
     # Where Slurm does not answer, only a report tells that it has begun since.
-    is_reported = bool(progress) or owner.job is not None or owner.submission is None
-    if not begun_at or begun_at < owner.runs_since or not is_reported:
+    if not progress and owner.job is None and owner.submission is not None:
         return None
     phase = str(progress.get("phase", "starting"))
     detail = "" if phase == "train" else phase  # of one that trains, the step tells
