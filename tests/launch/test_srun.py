@@ -229,11 +229,11 @@ def test_only_scancel_is_somebodys_wish() -> None:
 LEADER = """
 import os, sys, time
 from pathlib import Path
+from harness.core.paths import TrialFolder
 from harness.launch.srun import Srun
-folder = Path(sys.argv[1])
-log, variables = folder / "launch.log", dict(os.environ)
+folder = TrialFolder(Path(sys.argv[1]))
 Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="",
-).start(["srun"], variables, log)
+).start("no.module", folder, 1, dict(os.environ))
 time.sleep(60)
 """
 STAYING_SRUN = (
