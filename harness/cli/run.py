@@ -81,8 +81,8 @@ def plan(
     """Show what a sweep will run, and for how long.
 
     Lists its cells and trials, the combinations that are left out with the reason, and the time it
-    will take if earlier records tell. Of more than 200 cells it shows how they are spread over the
-    axes. No trial is run, and MLflow is not loaded; torch is only for a
+    will take if earlier records tell. Of more than 200 cells it lists the first,
+    unless --all. No trial is run, and MLflow is not loaded; torch is only for a
     workload of one's own.
 
     Examples:
