@@ -163,6 +163,7 @@ class ScriptObserver:
             return  # it had begun before it was watched
         self._stepping, self._has_backward = None, False
         self.loaded.end_step()
+        self.pauses.end()
         if optimizer is not self._leader:
             self._others[optimizer] = clock.mark() if clock.running else -1
             return

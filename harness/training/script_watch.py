@@ -78,12 +78,16 @@ class Pauses:
         else:
             self._evaluation_began, self._seconds_before = now, self._seconds
 
+    def end(self) -> None:
+        """Note that something is trained, though nothing may have called `train`."""
+        self._depth, self._evaluation_began = 0, None
+
     def end_step(self) -> float:
         """Return the seconds without gradients since the last step.
 
         Of an evaluation after which nothing calls `train` these are its blocks.
         """
-        self._depth, self._evaluation_began = 0, None
+        self.end()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -125,7 +129,7 @@ class LoadedSamples:
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        if self._late is not None and self._late[0] in self._trained:
+        if self._late is not None and (self._late[0] in self._trained or not self._pending):
             self._add(*self._late)
         self._late = None
         if not self._pending:

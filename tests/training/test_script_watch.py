@@ -208,6 +208,20 @@ def test_a_batch_that_is_fetched_before_an_evaluation_ends_is_trained_with(tmp_p
     assert observer.samples_per_step == 8
 
 
+def test_samples_of_folds_are_all_counted(tmp_path: Path) -> None:
+    """The model of a fold stays in evaluation mode while that of the next one is trained."""
+    with watching(tmp_path) as observer:
+        for _ in range(3):
+            model = nn.Linear(2, 1)
+            optimizer = SGD(model.parameters(), lr=0.1)
+            model.train()
+            for (inputs,) in DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=8):
+                model(inputs).sum().backward()
+                optimizer.step()
+            model.eval()
+    assert (observer.state.step, observer.samples_per_step) == (12, 8)
+
+
 def test_loaders_of_which_batches_are_zipped_both_count(tmp_path: Path) -> None:
     optimizer = new_optimizer()
     loaders = [DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=size) for size in (8, 4)]
