@@ -456,7 +456,7 @@ def _notes(match: Match, questions: Sequence[Question]) -> list[str]:
         lanes = [f"{' and '.join(map(str, side.lanes))} ({letter})" for letter, side in match.sides]
         notes.append(
             f"trials side by side: {', '.join(lanes)}, which may have caused a difference;"
-            " --parallel 1 measures each trial alone"
+            " `parallel: 1` in the profile measures each alone"
         )
     for letter, side in match.sides:
         for name, values in side.mixed.items():

@@ -62,15 +62,6 @@ SetOption = Annotated[
         autocompletion=complete_axes,
     ),
 ]
-# Short for `--set`: see `with_seeds`.
-SeedsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--seeds",
-        metavar="N|SEED,…",
-        help="How many seeds (3 for 0, 1 and 2), or which (0,5); short for --set seeds.",
-    ),
-]
 DataOption = Annotated[
     list[str],
     typer.Option(
@@ -118,15 +109,6 @@ SummaryOption = Annotated[
     Path | None,
     typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
 ]
-ParallelOption = Annotated[
-    str,
-    typer.Option(
-        "--parallel",
-        metavar="N|auto",
-        help="Trials that run at a time, each on its own cores or GPUs, instead of the"
-        " profile's; auto: as many as there is room for.",
-    ),
-]
 UriOption = Annotated[
     str | None,
     typer.Option(
@@ -138,12 +120,6 @@ UriOption = Annotated[
 ]
 # How to run, compare and print. A percentage is read as text (`parse_percentage`): without a sign, 5
 # is 5%, and 0.05 is refused, because it could mean 5% as well.
-RetryOption = Annotated[
-    bool,
-    typer.Option(
-        "--retry-failed/--skip-failed", help="Whether to run failed and invalid trials again."
-    ),
-]
 MinEffectOption = Annotated[
     str,
     typer.Option(
@@ -172,11 +148,6 @@ AccuracyMarginOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]
-
-
-def with_seeds(settings: Sequence[str], seeds: str | None) -> list[str]:
-    """Return the texts of `--set`, followed by what --seeds says in short."""
-    return [*settings, f"seeds={seeds}"] if seeds is not None else list(settings)
 
 
 def load_local_profile(cluster: str) -> Profile:

@@ -17,13 +17,10 @@ from harness.cli.arguments import (
     NameArgument,
     OnlyOption,
     ResultsOption,
-    RetryOption,
-    SeedsOption,
     SetOption,
     SweepArgument,
     UriOption,
     check_launcher,
-    with_seeds,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
@@ -32,7 +29,6 @@ from harness.core.text import counted
 from harness.interface import watching
 from harness.interface.planning import load_planned
 from harness.interface.watching import watch
-from harness.launch.sweep import Redo
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
 from harness.render.console import TerminalConsole, show
 from harness.render.plan import submission_view
@@ -62,11 +58,9 @@ def submit(
         ),
     ],
     settings: SetOption = [],  # noqa: B006 - typer copies it
-    seeds: SeedsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     results: ResultsOption = Path("results"),
-    retry_failed: RetryOption = True,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the jobs and their batch scripts, submit nothing."),
@@ -82,23 +76,20 @@ def submit(
       harness submit quickstart --cluster slurm --dry-run
       harness submit sweep.yaml --cluster slurm --only world_size!=1 --only seed=0,1
     """
-    settings = with_seeds(settings, seeds)
     results_folder = Results(results)
     loaded, profile = load_planned(
         sweep, settings, data, cluster, only=only, results=results_folder
     )
     check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
-    # There is no --force: finished trials are never queued again, only failed ones.
-    redo: Redo = "failed" if retry_failed else "missing"
     console = TerminalConsole()
     sweep_folder = results_folder.sweep_folder(loaded.name)
     if dry_run:
-        prepared = jobs.prepare(loaded, profile, sweep_folder, redo)
+        prepared = jobs.prepare(loaded, profile, sweep_folder, "failed")
         show(submission_view(prepared))
         for script in jobs.batch_scripts(sweep_folder, prepared.submission):
             console.say(f"\n{script}", wraps=False)
         return
-    prepared = jobs.submit(loaded, profile, sweep_folder, redo)
+    prepared = jobs.submit(loaded, profile, sweep_folder, "failed")
     show(submission_view(prepared))
     if prepared.submission.arrays:
         command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"

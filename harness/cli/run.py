@@ -19,17 +19,13 @@ from harness.cli.arguments import (
     DataOption,
     JsonOption,
     OnlyOption,
-    ParallelOption,
     ResultsOption,
-    RetryOption,
-    SeedsOption,
     SetOption,
     SweepArgument,
     UriOption,
     check_launcher,
     print_left_out,
     print_next,
-    with_seeds,
 )
 from harness.core.fetch import fetch_files
 from harness.interface import running
@@ -66,7 +62,6 @@ WideOption = Annotated[
 def plan(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
-    seeds: SeedsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
@@ -93,7 +88,7 @@ def plan(
 
     planned = plan_sweep(
         sweep,
-        settings=with_seeds(settings, seeds),
+        settings=settings,
         data=data,
         only=only,
         cluster=cluster,
@@ -185,13 +180,11 @@ def workloads(
 def run(
     sweep: SweepArgument,
     settings: SetOption = [],  # noqa: B006 - typer copies it
-    seeds: SeedsOption = None,
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
     cluster: ClusterOption = "local",
     results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
-    retry_failed: RetryOption = True,
     force: Annotated[
         bool, typer.Option("--force", help="Run every trial again, finished ones included.")
     ] = False,
@@ -214,7 +207,6 @@ def run(
             help="With --until: start no repeat that would end later than this, as in 30m.",
         ),
     ] = "",
-    parallel: ParallelOption = "",
     tolerate_load: Annotated[
         bool,
         typer.Option(
@@ -229,34 +221,30 @@ def run(
 
     Trials run in fresh processes, block by block: a block has every cell once, with the same seed,
     so that cells can be compared in pairs. Finished trials are not repeated. Each trial leaves a
-    record in the results folder, and MLflow shows it as a run. With --parallel, trials run side by
-    side, each on its own cores or GPUs. With --only, the other trials of the sweep
-    stay as they are.
+    record in the results folder, and MLflow shows it as a run. With --only, the other trials of the
+    sweep stay as they are.
 
     Exit code 1 if a trial failed, 3 if a trial stayed invalid or --until was not reached.
 
     Examples:
       harness run quickstart
-      harness run mnist --data DIR --seeds 3 --set length.epochs=5
+      harness run mnist --data DIR --set seeds=3 --set length.epochs=5
       harness run sweep.yaml --until 2% --budget 30m
       harness run sweep.yaml --only strategy=ddp --only precision!=fp16
-      harness run sweep.yaml --parallel auto
     """
 
     finished = running.run(
         sweep,
-        settings=with_seeds(settings, seeds),
+        settings=settings,
         data=data,
         only=only,
         cluster=cluster,
         results=results,
         tracking_uri=tracking_uri,
         force=force,
-        retry_failed=retry_failed,
         fail_fast=fail_fast,
         until=until,
         budget=budget,
-        parallel=parallel or None,
         tolerate_load=tolerate_load,
     )
     results_folder = finished.results

@@ -28,7 +28,7 @@ from harness.render.plan import busy_line, describe_duration
 from harness.render.run import RunView
 from harness.slurm.queue import refuse_live_jobs
 from harness.spec.cell import Trial
-from harness.spec.cluster import Parallel, Profile, adjusted
+from harness.spec.cluster import Profile, with_tolerance
 from harness.spec.sweep import Sweep
 from harness.tracking.follow import Follower
 
@@ -73,11 +73,9 @@ def run(
     results: str | Path | None = None,
     tracking_uri: str | None = None,
     force: bool = False,
-    retry_failed: bool = True,
     fail_fast: bool = False,
     until: str = "",
     budget: str = "",
-    parallel: Parallel | str | None = None,
     tolerate_load: bool = False,
     progress: bool = True,
 ) -> SweepData:
@@ -85,7 +83,7 @@ def run(
 
     The arguments are the options of `harness run`; `settings`, `data` and `only` are those
     of `plan`, and what they leave out is not in the result either: `load` returns all of a sweep.
-    `budget` is text such as `30m`, and `parallel` None for what the profile says. With `progress`, a bar and
+    `budget` is text such as `30m`. With `progress`, a bar and
     a line for each trial are printed. A trial that fails raises nothing: its `status` says so.
 
     Raises BadInput before anything starts for a mistake in any argument, and KeyboardInterrupt once
@@ -108,9 +106,8 @@ def run(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
             " ranks start on this machine (or harness submit)"
         )
-    parallel_text = "" if parallel is None else str(parallel)
-    profile = adjusted(profile, parallel_text, tolerate_load=tolerate_load)
-    redo: Redo = "all" if force else "failed" if retry_failed else "missing"
+    profile = with_tolerance(profile, tolerate_load=tolerate_load)
+    redo: Redo = "all" if force else "failed"
     sweep_folder = folder.sweep_folder(loaded.name)
     view = LocalRun(loaded, profile, folder, TerminalConsole(quiet=not progress))
 

@@ -132,7 +132,7 @@ def _pairing_remarks(result: SweepResult) -> Iterator[str]:
     if unlike:
         yield (
             f"{counted(unlike, 'cell')} ran next to other trials than the cell that it is compared"
-            " with; --parallel 1 measures each alone"
+            " with; `parallel: 1` in the profile measures each alone"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,23 +99,14 @@ def load_profile(name: str) -> Profile:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, paths)}")
     document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    return adjusted(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
+    return with_tolerance(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
 
 
-def adjusted(profile: Profile, parallel: str = "", *, tolerate_load: bool) -> Profile:
-    """Return a profile with what `--parallel` and `--tolerate-load` say; raises BadInput.
-
-    An empty text leaves it as it is. If load is tolerated, other programs on the cores make no trial
-    invalid.
-    """
-    if parallel:
-        if not re.fullmatch(r"auto|[1-9][0-9]*", parallel):
-            problem = f"found {parallel!r}; allowed: auto, or a whole number from 1 on"
-            raise BadInput(f"--parallel: {problem}")
-        profile = replace(profile, parallel="auto" if parallel == "auto" else int(parallel))
-    if tolerate_load:
-        profile = replace(profile, validity=replace(profile.validity, contention=None))
-    return profile
+def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
+    """Return a profile under which other programs on the cores make no trial invalid, if so asked."""
+    if not tolerate_load:
+        return profile
+    return replace(profile, validity=replace(profile.validity, contention=None))
 
 
 def check_fits(

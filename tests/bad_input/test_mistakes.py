@@ -71,7 +71,7 @@ MISTAKES = {
     "several ranks of one": in_file(
         "matrix: {world_size: [2]}", "strategy single is one rank, world_size is 2"
     ),
-    "a range of seeds": Mistake("plan demo.yaml --seeds 1-3", "seeds: found \"1-3\"; allowed: a list"),
+    "a range of seeds": Mistake("plan demo.yaml --set seeds=1-3", "seeds: found \"1-3\"; allowed: a list"),
     "zip of unequal lists": in_file(
         "zip: [{strategy: [single, ddp], world_size: [1]}]", "allowed: equal lengths"
     ),

@@ -67,7 +67,6 @@ def test_each_repeat_is_redone_once_at_most(
             results=results.path,
             until="2%",
             force=redo == "all",
-            retry_failed=redo != "missing",
             progress=False,
         )
         return list(ran)
@@ -85,7 +84,6 @@ def test_each_repeat_is_redone_once_at_most(
     assert run_until("all") == repeats
     assert run_until("failed") == []
     write_trial(folder, make_record(sweep.cells[0], repeat=1, status="failed"))
-    assert run_until("missing") == []
     assert run_until("failed") == [1]
 
 

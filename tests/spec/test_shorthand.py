@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.spec.sweep import load_sweep
-from tests.support.commands import harness
-from tests.support.sweeps import DIGITS, load, write
+from tests.support.sweeps import DIGITS, load
 
 
 @pytest.mark.parametrize(
@@ -59,24 +57,6 @@ def test_a_sweep_has_the_name_of_its_file_and_a_workload_that_of_its_class(tmp_p
 )
 def test_set_takes_a_number_of_seeds_or_a_list(tmp_path: Path, text: str, seeds: list[int]) -> None:
     assert load(tmp_path, sets=[text]).seeds == seeds
-
-
-@pytest.mark.parametrize(
-    ("flags", "sets"),
-    [
-        (["--seeds", "3"], ["--set", "seeds=3"]),
-        (["--seeds", "0,5"], ["--set", "seeds=[0, 5]"]),
-    ],
-)
-def test_flags_mean_the_same_as_set(tmp_path: Path, flags: list[str], sets: list[str]) -> None:
-    path = str(write(tmp_path))
-    plans = [harness("plan", path, "--json", *options) for options in (flags, sets)]
-    assert [plan.code for plan in plans] == [0, 0]
-    by_flags, by_sets = (json.loads(plan.out) for plan in plans)
-    for plan in (by_flags, by_sets):
-        del plan["options"]  # as they were given
-    assert by_flags == by_sets
-    assert plans[0].out != harness("plan", path, "--json").out
 
 
 def test_file_with_one_workload_needs_no_class(tmp_path: Path) -> None:
