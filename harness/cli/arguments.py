@@ -28,7 +28,6 @@ from harness.core.errors import BadInput, did_you_mean
 if TYPE_CHECKING:
     from harness.core.paths import Results
     from harness.records.store import RecordedSweep
-    from harness.spec.cluster import Profile
 
 Choice = TypeVar("Choice", bound=str)
 MAX_SEED = 2**32 - 1  # as in a sweep file; NumPy takes no larger one
@@ -148,27 +147,6 @@ AccuracyMarginOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]
-
-
-def load_local_profile(cluster: str) -> Profile:
-    """Return a profile that starts ranks on this machine; raises BadInput for any other."""
-    from harness.spec import cluster as clusters
-
-    profile = clusters.load_profile(cluster)
-    check_launcher(cluster, profile, "torchrun")
-    return profile
-
-
-def check_launcher(cluster: str, profile: Profile, allowed: str, hint: str = "") -> None:
-    """Raise BadInput for a profile that starts ranks with another launcher than `allowed`.
-
-    `cluster` is the profile as the user named it. `hint` ends the error, and names the command that
-    takes such a profile.
-    """
-    if profile.launcher != allowed:
-        raise BadInput(
-            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {allowed}{hint}"
-        )
 
 
 def print_next(command: str, purpose: str) -> None:

@@ -25,7 +25,6 @@ from harness.cli.arguments import (
     SetOption,
     SummaryOption,
     SweepArgument,
-    check_launcher,
     choose,
 )
 from harness.core.errors import parse_percentage
@@ -113,7 +112,6 @@ def gate(
     # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
 
     loaded, profile = load_planned(sweep, settings, data, cluster)
-    check_launcher(cluster, profile, "torchrun")
     options = GateOptions(
         revision=against,
         min_effect=parse_percentage(min_effect, "--min-effect"),
@@ -166,7 +164,6 @@ def bisect(
       harness bisect v1.0 main sweep.yaml --only strategy=ddp
     """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
-    check_launcher(cluster, profile, "torchrun")
     options = BisectOptions(
         good=good,
         bad=bad,
@@ -210,7 +207,6 @@ def certify(
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
     loaded, profile = load_planned(sweep, settings, data, cluster)
-    check_launcher(cluster, profile, "torchrun")
     request = CertifySettings(
         cell=loaded.cells[0].id,
         label=loaded.cells[0].label,

@@ -20,7 +20,6 @@ from harness.cli.arguments import (
     SetOption,
     SweepArgument,
     UriOption,
-    check_launcher,
 )
 from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
@@ -78,9 +77,8 @@ def submit(
     """
     results_folder = Results(results)
     loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, results=results_folder
+        sweep, settings, data, cluster, only=only, results=results_folder, launcher="slurm"
     )
-    check_launcher(cluster, profile, "slurm", " (or harness run, on this machine)")
     console = TerminalConsole()
     sweep_folder = results_folder.sweep_folder(loaded.name)
     if dry_run:

@@ -13,11 +13,11 @@ from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
     ResultsOption,
-    load_local_profile,
     print_next,
 )
 from harness.core.paths import Results
 from harness.core.text import parse_duration
+from harness.interface.planning import load_profile
 from harness.launch.probe import measure_peaks
 from harness.records.store import latest_sweep_name
 from harness.render.console import show, spinner
@@ -91,7 +91,7 @@ def peak(
       harness peak
       harness peak --ranks 4
     """
-    profile = load_local_profile(cluster)
+    profile = load_profile(cluster)
     results_folder = Results(results)
     with spinner():
         machine, path = measure_peaks(results_folder, profile, ranks)

@@ -18,9 +18,7 @@ from harness.cli.arguments import (
     ResultsOption,
     SetOption,
     SweepArgument,
-    check_launcher,
     choose,
-    load_local_profile,
     print_collect,
 )
 from harness.cli.completion import complete_recorded_sweeps, complete_sweeps
@@ -28,7 +26,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, safe_folder_name
 from harness.core.progress import print_message
 from harness.core.text import counted
-from harness.interface.planning import load_planned
+from harness.interface.planning import load_planned, load_profile
 from harness.render.console import TerminalConsole, show, spinner
 from harness.render.divergence import diff_view, recorded_diff_view
 from harness.render.parity import parity_view, rung_badge
@@ -129,7 +127,6 @@ def _diff_cells(
 ) -> bool:
     """Run two cells of a sweep, show where they diverge, and return whether they are the same."""
     loaded, profile = planned
-    check_launcher(cluster, profile, "torchrun")
     traced_a, traced_b = _choose_trials(loaded, *names, seed)
     with spinner():
         diff = diff_trials(traced_a, traced_b, profile, loaded.timeout)
@@ -167,7 +164,7 @@ def _diff_recorded(
     results: Results, names: tuple[str, str], cluster: str, *, as_json: bool
 ) -> bool:
     """Compare two trials on record, show where they diverge, and return whether they are the same."""
-    profile = load_local_profile(cluster)
+    profile = load_profile(cluster)
     record_a, record_b = (find_trial(results, name)[0] for name in names)
     with spinner():
         recorded_diff = diff_recorded(record_a, record_b, profile)
@@ -227,7 +224,6 @@ def parity(
     """
     rung = parse_rung("--at-least", lowest)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
-    check_launcher(cluster, profile, "torchrun")
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)
     with spinner():

@@ -23,7 +23,6 @@ from harness.cli.arguments import (
     SetOption,
     SweepArgument,
     UriOption,
-    check_launcher,
     print_left_out,
     print_next,
 )
@@ -316,7 +315,6 @@ def check(
       harness check sweep.yaml --only workload=cnn --json
     """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
-    check_launcher(cluster, profile, "torchrun")
     with spinner("checking"):
         reports = examine_sweep(loaded, loaded.seeds[0], profile)
     show(checks_view(reports), as_json=as_json)
@@ -351,7 +349,6 @@ def find_lr(
       harness find-lr sweep.yaml --set precision=bf16 --seeds 5 --json
     """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only)
-    check_launcher(cluster, profile, "torchrun")
     with spinner("training"):
         found = search_sweep(loaded, range(seeds), profile)
     show(rates_view(found), as_json=as_json)

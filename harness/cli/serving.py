@@ -11,12 +11,12 @@ from harness.cli.arguments import (
     ClusterOption,
     OnlyOption,
     ResultsOption,
-    load_local_profile,
     print_collect,
     split_commas,
 )
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
+from harness.interface.planning import load_profile
 from harness.render.console import show, spinner
 from harness.render.machine import export_view
 from harness.serving.exporting import check_formats, export_trial
@@ -66,7 +66,7 @@ def export(
     results_folder = Results(results)
     record, folder = find_trial(results_folder, trial, only, best=best)
     trial_folder = TrialFolder(folder)
-    profile = load_local_profile(cluster)
+    profile = load_profile(cluster)
     with spinner(f"{record.trial.id}:"):
         exported = export_trial(record, trial_folder, formats, profile, sizes)
     show(export_view(exported, trial_folder))

@@ -40,23 +40,40 @@ def load_planned(
     only: Sequence[str] = (),
     results: Results | None = None,
     timed: bool = True,
+    launcher: str = "torchrun",
 ) -> tuple[Sweep, Profile]:
     """Return a sweep with its `--set` and `--data` options applied, and the profile it runs on.
 
     `settings` are texts such as `execution=eager,compile`, `data` such as `DIR` or `LABEL=DIR`, and
     `cluster` is a profile's name or file. `only` are terms that select a part of the sweep. `results`
     remember the digests of large data files, so that they need not be read again. Where no trial is
-    `timed`, more ranks than cores will do. Nothing else is written, and nothing is started.
+    `timed`, more ranks than cores will do. `launcher` is the one that the profile must have, if any.
+    Nothing else is written, and nothing is started.
 
     Raises BadInput for a mistake in any of them, and for a selected cell that the profile can't run.
     """
-    profile = clusters.load_profile(cluster)
+    profile = load_profile(cluster, launcher)
     path = find_sweep_file(sweep)
     digests = None if results is None else results.file_digests
     loaded = load_sweep(path, settings, data, digests)
     loaded = select(loaded, only)
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
+
+
+def load_profile(cluster: str, launcher: str = "torchrun") -> Profile:
+    """Return a profile; raises BadInput for one with another launcher, of any if `launcher` is empty.
+
+    With torchrun, ranks start on this machine.
+    """
+    profile = clusters.load_profile(cluster)
+    if launcher and profile.launcher != launcher:
+        command = "run" if profile.launcher == "torchrun" else "submit"
+        raise BadInput(
+            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {launcher}"
+            f" (harness {command} takes the other)"
+        )
+    return profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +153,9 @@ def plan(
     """
     folder = results_folder(results)
     texts = settings_texts(settings), data_texts(data)
-    loaded, profile = load_planned(str(sweep), *texts, cluster, only=only, results=folder)
+    loaded, profile = load_planned(
+        str(sweep), *texts, cluster, only=only, results=folder, launcher=""
+    )
     return SweepPlan(sweep=loaded, profile=profile, results=folder)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import adaptive
-from harness.core.errors import BadInput
 from harness.core.paths import Results, results_folder
 from harness.interface.data import SweepData, load
 from harness.interface.planning import (
@@ -101,11 +100,6 @@ def run(
     folder = results_folder(results)
     texts = settings_texts(settings), data_texts(data)
     loaded, profile = load_planned(str(sweep), *texts, cluster, only=only, results=folder)
-    if profile.launcher != "torchrun":
-        raise BadInput(
-            f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: torchrun, for which"
-            " ranks start on this machine (or harness submit)"
-        )
     profile = with_tolerance(profile, tolerate_load=tolerate_load)
     redo: Redo = "all" if force else "failed"
     sweep_folder = folder.sweep_folder(loaded.name)
