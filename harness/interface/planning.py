@@ -68,10 +68,8 @@ def load_profile(cluster: str, launcher: str = "torchrun") -> Profile:
     """
     profile = clusters.load_profile(cluster)
     if launcher and profile.launcher != launcher:
-        command = "run" if profile.launcher == "torchrun" else "submit"
         raise BadInput(
             f"--cluster {cluster}: launcher: found {profile.launcher!r}; allowed: {launcher}"
-            f" (harness {command} takes the other)"
         )
     return profile
 

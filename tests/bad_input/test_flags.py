@@ -113,7 +113,7 @@ def test_what_measures_this_machine_names_no_command_that_does_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["run"], "harness: Missing argument 'SWEEP'. (needed: a sweep file, or the name of "),
+        (["run"], "harness: Missing argument 'SWEEP'. (see harness run --help)"),
         (
             ["run", "sweep.yaml"],
             "harness: sweep.yaml:5: matrix.precision[1]: found \"bf61\"; did you mean 'bf16'? allowed: bf16, ",
