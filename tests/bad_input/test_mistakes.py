@@ -84,12 +84,12 @@ MISTAKES = {
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
     # wrong commands
     "an axis as an option": Mistake(
-        "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=32`?"
+        "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=VALUE`?"
     ),
     "an axis as an argument": Mistake(
         "plan demo.yaml precision=bf16", "did you mean `--set precision=bf16`?"
     ),
-    "a blank for =": Mistake("plan demo.yaml --set lr 0.1", "did you mean `--set lr=0.1`?"),
+    "a blank for =": Mistake("plan demo.yaml --set lr 0.1", "unexpected extra argument(s) (0.1)"),
     "no sweep": Mistake("run", "a sweep file, or the name of a sweep such as quickstart"),
     "a gate against nothing": Mistake(
         "gate demo.yaml", "Missing option '--against'"
