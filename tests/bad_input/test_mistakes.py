@@ -90,7 +90,7 @@ MISTAKES = {
         "plan demo.yaml precision=bf16", "did you mean `--set precision=bf16`?"
     ),
     "a blank for =": Mistake("plan demo.yaml --set lr 0.1", "unexpected extra argument(s) (0.1)"),
-    "no sweep": Mistake("run", "a sweep file, or the name of a sweep such as quickstart"),
+    "no sweep": Mistake("run", "Missing argument 'SWEEP'"),
     "a gate against nothing": Mistake(
         "gate demo.yaml", "Missing option '--against'"
     ),
