@@ -120,10 +120,11 @@ def run(
             check=refuse_live_jobs,
         )
 
+    follower = Follower(folder, [sweep_folder], tracking_uri)  # before anything is shown
     with view:
-        with Follower(folder, [sweep_folder], tracking_uri) as follower:
+        with follower as delivery:
             adaptive.run_until(goal, loaded, run_pending, fail_fast=fail_fast)
             view.show_delivery()
-        if follower.trouble is not None:
-            view.on_message(follower.trouble)
-    return replace(load(loaded.name, folder.path, only=only), trouble=follower.trouble)
+        if delivery.trouble is not None:
+            view.on_message(delivery.trouble)
+    return replace(load(loaded.name, folder.path, only=only), trouble=delivery.trouble)

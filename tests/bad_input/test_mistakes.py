@@ -95,7 +95,7 @@ MISTAKES = {
         "gate demo.yaml", "Missing option '--against'"
     ),
     "a server without http": Mistake(
-        "run demo.yaml --tracking-uri localhost:5000", "did you mean 'http://localhost:5000'?"
+        "run demo.yaml --tracking-uri localhost:5000", "allowed: http://…, https://…"
     ),
     "several trials to export": Mistake("export recorded --to onnx", "allowed: one: --best"),
     # wrong files
