@@ -259,11 +259,14 @@ _servers: dict[str, ForkServer] = {}
 def shared_server(variables: Mapping[str, str], setup: Setup) -> ForkServer:
     """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
 
-    There is one for each interpreter, each set of modules and each environment, because libraries read
-    variables when they are loaded. It ends with this process, or when MAX_SERVERS others were used
-    after it: if it is needed again, it has to load torch again.
+    There is one for each interpreter, each set of modules and each change of this process's
+    environment, because libraries read variables when they are loaded. It ends with this process, or
+    when MAX_SERVERS others were used after it: if it is needed again, it has to load torch again.
     """
-    key = json.dumps([asdict(setup), dict(variables)], sort_keys=True)
+    # Not by all variables: pytest has one that changes with each test.
+    changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    missing = sorted(set(os.environ) - set(variables))
+    key = json.dumps([asdict(setup), changed, missing], sort_keys=True)
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
