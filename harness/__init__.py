@@ -25,12 +25,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.api.comparing import Verdicts, compare
+    from harness.api.data import SweepData, load
+    from harness.api.planning import SweepPlan, plan
+    from harness.api.running import run
     from harness.core.errors import BadInput, HarnessError, Inconclusive
     from harness.core.reporting import report
-    from harness.interface.comparing import Verdicts, compare
-    from harness.interface.data import SweepData, load
-    from harness.interface.planning import SweepPlan, plan
-    from harness.interface.running import run
 
 __version__ = "0.1.0"
 # Noted before torch is imported: with OMP_PROC_BIND, its OpenMP binds this thread to a single core
@@ -41,10 +41,10 @@ CORES_AT_START = tuple(sorted(os.sched_getaffinity(0)))
 _NAMES_BY_MODULE = {
     "core.errors": ("BadInput", "HarnessError", "Inconclusive"),
     "core.reporting": ("report",),
-    "interface.comparing": ("Verdicts", "compare"),
-    "interface.data": ("SweepData", "load"),
-    "interface.planning": ("SweepPlan", "plan"),
-    "interface.running": ("run",),
+    "api.comparing": ("Verdicts", "compare"),
+    "api.data": ("SweepData", "load"),
+    "api.planning": ("SweepPlan", "plan"),
+    "api.running": ("run",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -22,7 +22,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.paths import Results, SweepFolder
 from harness.launch import forkserver
-from harness.spec.cluster import SHARED_HOST
+from harness.sweep.cluster import SHARED_HOST
 from harness.tracking import Follower, Tracker, connect, tracker
 from harness.tracking.connect import quiet
 from tests.support import shared_server

@@ -29,8 +29,8 @@ from harness.records.record import (
     losses_of,
 )
 from harness.records.seal import sealed_text
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Trial, WorkloadRef
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Cell, Length, Trial, WorkloadRef
 from harness.training.order import join_digests
 
 BEGUN = 1_700_000_000.0  # seconds since the epoch

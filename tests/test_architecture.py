@@ -41,18 +41,18 @@ MANY_BRANCHES: dict[str, str] = {}
 # below it.
 ROWS = [
     {"__init__", "core", "statistics"},
-    {"spec"},
+    {"sweep"},
     {"records"},
     {"measure"},
     {"training"},
     {"hardware"},
     {"launch"},
     {"slurm", "analysis"},
-    {"gate", "reproduce", "preflight", "serving"},
+    {"gate", "reproduce", "preflight", "export"},
     {"housekeeping"},
-    {"render"},
+    {"view"},
     {"tracking"},
-    {"interface"},
+    {"api"},
     {"cli"},
 ]
 ROW = {unit: number for number, row in enumerate(ROWS) for unit in row}
@@ -215,7 +215,7 @@ def test_rank_variables_are_read_in_one_place() -> None:
     allowed = {
         TOP / "harness" / "training" / "ranks.py",
         TOP / "harness" / "launch" / "launcher.py",  # says what launchers set
-        TOP / "harness" / "spec" / "environment.py",  # says what no sweep may set
+        TOP / "harness" / "sweep" / "environment.py",  # says what no sweep may set
     }
     for path in files("harness") + files("workloads"):
         assert path in allowed or facts(path).rank_variables == set(), path
@@ -287,7 +287,7 @@ def test_each_part_is_loaded_without_what_it_does_not_need() -> None:
     of_package, of_leader, of_run = loaded(
         "import harness\nassert 'compare' in dir(harness)",
         "import harness.slurm.leader",
-        "import harness.interface.running, harness.launch.assemble, harness.tracking.ui",
+        "import harness.api.running, harness.launch.assemble, harness.tracking.ui",
     )
     libraries = {
         "torch",

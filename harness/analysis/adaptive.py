@@ -17,9 +17,9 @@ from harness.analysis.rows import trial_row
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import counted, parse_duration
 from harness.records.record import Record
-from harness.spec.sweep import Sweep
-from harness.spec.sweepfile import MAX_REPEATS
 from harness.statistics.sequential import confidence_sequence
+from harness.sweep.sweep import Sweep
+from harness.sweep.sweepfile import MAX_REPEATS
 
 FEWEST = 3  # trials; with fewer, precision may be luck
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.records.record import Record
-from harness.spec.axes import AXES
-from harness.spec.cell import Cell, axis_names
-from harness.spec.sweep import Sweep
+from harness.sweep.axes import AXES
+from harness.sweep.cell import Cell, axis_names
+from harness.sweep.sweep import Sweep
 
 
 def varying_axes(cells: Sequence[Cell]) -> list[str]:

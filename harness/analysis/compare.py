@@ -32,10 +32,10 @@ from harness.analysis.result import CellResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.differences import differences, identity_settings, shown
-from harness.spec.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
-from harness.spec.environment import variable_of
 from harness.statistics.estimate import FEWEST_SESSIONS
 from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, Question, judge
+from harness.sweep.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
+from harness.sweep.environment import variable_of
 
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 NOT_INTERLEAVED = (

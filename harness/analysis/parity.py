@@ -18,8 +18,8 @@ from harness.core.paths import SweepFolder, write_atomically
 from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.spec.cell import Cell
 from harness.statistics.verdict import MetricVerdict, judge
+from harness.sweep.cell import Cell
 
 SCHEMA = 5
 PARITY_FORMAT = FileFormat(

@@ -16,13 +16,13 @@ from harness.records.differences import as_text, code_fields, environment_fields
 from harness.records.environment import Environment
 from harness.records.numbers import over_trials
 from harness.records.record import Record, TargetMetric
-from harness.spec.cell import Cell, ThroughputUnit
 from harness.statistics.interval import (
     Interval,
     geometric_mean_interval,
     mean_by_seed,
     mean_interval,
 )
+from harness.sweep.cell import Cell, ThroughputUnit
 
 FEWEST_SEEDS = 3  # of a mean with an interval
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few

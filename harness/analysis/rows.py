@@ -14,7 +14,7 @@ from harness.hardware.machine import machine_key
 from harness.records.bounds import Moment, Number, Ordinal
 from harness.records.numbers import RATES, final_name
 from harness.records.record import Rank0Report, Record, Status, TargetMetric
-from harness.spec.cell import Cell, ThroughputUnit
+from harness.sweep.cell import Cell, ThroughputUnit
 
 # The columns of tables, around those of the axes and of the numbers. All are there, so that scripts can
 # ask for `failure` where nothing failed.

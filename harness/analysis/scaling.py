@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from harness.analysis.result import CellResult
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 
 ALONE = "single"  # the strategy of one rank, which every other one can be compared with
 

@@ -22,8 +22,8 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.store import RecordedSweep, read_recorded_sweep
-from harness.spec.selected import select_trials
-from harness.spec.sweep import Sweep
+from harness.sweep.selected import select_trials
+from harness.sweep.sweep import Sweep
 
 BASELINE = "baseline"
 EITHER_FORMAT = FileFormat(name="record or a baseline")

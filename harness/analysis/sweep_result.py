@@ -17,10 +17,10 @@ from harness.analysis.questions import SPEED, throughput_question
 from harness.analysis.result import UNRECORDED, CellResult, cell_result
 from harness.core.errors import BadInput
 from harness.records.record import Record
-from harness.spec.cell import Cell
-from harness.spec.sweep import Sweep
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
 from harness.statistics.verdict import ALPHA
+from harness.sweep.cell import Cell
+from harness.sweep.sweep import Sweep
 
 LANES = "lanes"  # in attributions, the axis that says how many trials ran side by side
 

@@ -161,7 +161,7 @@ def print_collect(results: Results, sweep: str) -> None:
 
 def print_left_out(recorded: RecordedSweep) -> None:
     """Name on stderr the records that are left out, and why."""
-    from harness.render.run import left_out_lines
+    from harness.view.run import left_out_lines
 
     for line in left_out_lines(recorded):
         print(line, file=sys.stderr)

@@ -51,7 +51,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "peak": ("machine", "Measure a machine's peak rates, for MFU."),
     },
     "Serve": {
-        "export": ("serving", "Export a trained model."),
+        "export": ("export", "Export a trained model."),
     },
 }
 MODULES = {name: module for commands in PANELS.values() for name, (module, _) in commands.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 def complete_sweeps(incomplete: str) -> list[str]:
     """Return the names of ready sweeps, then the YAML files."""
-    from harness.spec.sweep import ready_sweeps
+    from harness.sweep.sweep import ready_sweeps
 
     folder, slash, _ = incomplete.rpartition("/")
     paths = sorted(Path(f"{folder}{slash}").glob("*.y*ml"))
@@ -22,7 +22,7 @@ def complete_sweeps(incomplete: str) -> list[str]:
 
 def complete_profiles(incomplete: str) -> list[str]:
     """Return the names of the cluster profiles, those that come with the harness included."""
-    from harness.spec import cluster
+    from harness.sweep import cluster
 
     return _beginning_with(incomplete, cluster.profile_paths())
 
@@ -41,7 +41,7 @@ def complete_recorded_sweeps(incomplete: str) -> list[str]:
 
 def complete_axes(incomplete: str) -> list[str]:
     """Return the names of axes with an equals sign, as `--set` and `--only` take them."""
-    from harness.spec.axes import AXIS_TYPES
+    from harness.sweep.axes import AXIS_TYPES
 
     return _beginning_with(incomplete, [f"{axis}=" for axis in AXIS_TYPES])
 

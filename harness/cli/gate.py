@@ -14,6 +14,7 @@ import typer
 
 from harness.analysis.baseline import save
 from harness.analysis.selection import select
+from harness.api.planning import load_planned
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
@@ -38,18 +39,17 @@ from harness.gate.bisect import bisect as run_bisect
 from harness.gate.certify import CertifySettings
 from harness.gate.certify import certify as run_certify
 from harness.gate.limits import Policy
-from harness.interface.planning import load_planned
-from harness.render.compare import saved_view
-from harness.render.console import TerminalConsole, show, spinner
-from harness.render.gate import (
+from harness.statistics.verdict import ALPHA
+from harness.view.compare import saved_view
+from harness.view.console import TerminalConsole, show, spinner
+from harness.view.gate import (
     bisect_view,
     certificate_view,
     gate_view,
     progress_line,
     step_line,
 )
-from harness.render.view import markdown
-from harness.statistics.verdict import ALPHA
+from harness.view.view import markdown
 
 app = typer.Typer()
 

@@ -16,7 +16,7 @@ def usage_hint(message: str) -> str:
     if match := EXTRA.search(message):
         return f"did you mean `--set {match['word']}`?"
     if match := NO_OPTION.search(message):
-        from harness.spec.axes import AXES  # only now: most commands need no axes
+        from harness.sweep.axes import AXES  # only now: most commands need no axes
 
         axis = match["name"].replace("-", "_")
         if axis in AXES:

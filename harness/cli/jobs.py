@@ -12,6 +12,9 @@ from typing import Annotated
 
 import typer
 
+from harness.api import watching
+from harness.api.planning import load_planned
+from harness.api.watching import watch
 from harness.cli.arguments import (
     DataOption,
     NameArgument,
@@ -25,20 +28,17 @@ from harness.cli.completion import complete_profiles, complete_recorded_sweeps
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.interface import watching
-from harness.interface.planning import load_planned
-from harness.interface.watching import watch
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
-from harness.render.console import TerminalConsole, show
-from harness.render.plan import submission_view
-from harness.render.run import left_out_lines
-from harness.render.status import headlines, status_display, status_view
-from harness.render.sweep import sweep_view
-from harness.render.value import Styled
-from harness.render.view import View
 from harness.slurm import submit as jobs
 from harness.slurm.status import SweepStatus
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
+from harness.view.console import TerminalConsole, show
+from harness.view.plan import submission_view
+from harness.view.run import left_out_lines
+from harness.view.status import headlines, status_display, status_view
+from harness.view.sweep import sweep_view
+from harness.view.value import Styled
+from harness.view.view import View
 
 app = typer.Typer()
 

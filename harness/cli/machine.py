@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from harness.api.planning import load_profile
 from harness.cli.arguments import (
     ClusterOption,
     JsonOption,
@@ -17,13 +18,12 @@ from harness.cli.arguments import (
 )
 from harness.core.paths import Results
 from harness.core.text import parse_duration
-from harness.interface.planning import load_profile
 from harness.launch.probe import measure_peaks
 from harness.records.store import latest_sweep_name
-from harness.render.console import show, spinner
-from harness.render.machine import doctor_view, peaks_view
 from harness.slurm.doctor import examine
-from harness.spec import cluster as clusters
+from harness.sweep import cluster as clusters
+from harness.view.console import show, spinner
+from harness.view.machine import doctor_view, peaks_view
 
 app = typer.Typer()
 

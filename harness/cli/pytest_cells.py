@@ -34,15 +34,15 @@ from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.measure.summary import measured_window, slowest_rank_seconds
 from harness.records.record import Record
-from harness.render.run import trial_line
-from harness.render.value import write
 from harness.slurm.queue import refuse_live_jobs
-from harness.spec import cluster
-from harness.spec import sweep as spec
-from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Profile
-from harness.spec.selected import select
-from harness.spec.sweep import Sweep
+from harness.sweep import cluster
+from harness.sweep import sweep as spec
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.selected import select
+from harness.sweep.sweep import Sweep
+from harness.view.run import trial_line
+from harness.view.value import write
 
 
 class GateWarning(pytest.PytestWarning):

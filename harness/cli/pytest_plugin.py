@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         # Fails where the project's tests have a package called `workloads`.
-        from harness.spec import sweep as spec
+        from harness.sweep import sweep as spec
 
         # Absolute and without `..`, as the paths that pytest gives `pytest_collect_file`.
         path = Path(os.path.abspath(spec.find_sweep_file(str(sweep))))  # noqa: PTH100

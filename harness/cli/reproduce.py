@@ -8,6 +8,7 @@ import typer
 
 from harness.analysis.rungs import RUNGS, parse_rung
 from harness.analysis.selection import find, find_trial
+from harness.api.planning import load_planned, load_profile
 from harness.cli.arguments import (
     MAX_SEED,
     AccuracyMarginOption,
@@ -26,23 +27,22 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, safe_folder_name
 from harness.core.progress import print_message
 from harness.core.text import counted
-from harness.interface.planning import load_planned, load_profile
-from harness.render.console import TerminalConsole, show, spinner
-from harness.render.divergence import diff_view, recorded_diff_view
-from harness.render.parity import parity_view, rung_badge
-from harness.render.reproduction import code_lines, verdict_view
-from harness.render.run import RunView
-from harness.render.view import View
 from harness.reproduce.parity import plan_parity, sweep_parity
 from harness.reproduce.reproduction import RESULTS_FOLDER
 from harness.reproduce.reproduction import reproduce as reproduce_trials
 from harness.reproduce.rerun import originals as find_originals
 from harness.reproduce.source import Choice
 from harness.reproduce.tracing import TracedTrial, diff_recorded, diff_trials
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.selected import find_cell
-from harness.spec.sweep import Sweep, ready_sweeps
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.selected import find_cell
+from harness.sweep.sweep import Sweep, ready_sweeps
+from harness.view.console import TerminalConsole, show, spinner
+from harness.view.divergence import diff_view, recorded_diff_view
+from harness.view.parity import parity_view, rung_badge
+from harness.view.reproduction import code_lines, verdict_view
+from harness.view.run import RunView
+from harness.view.view import View
 
 app = typer.Typer()
 

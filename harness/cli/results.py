@@ -12,6 +12,9 @@ import typer
 
 from harness.analysis.selection import select
 from harness.analysis.sweep_result import effects
+from harness.api import comparing
+from harness.api.data import SweepData
+from harness.api.tables import WRITERS, check_table_path
 from harness.cli.arguments import (
     AccuracyMarginOption,
     GoalOption,
@@ -27,16 +30,13 @@ from harness.cli.run import WideOption
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.paths import Results
 from harness.housekeeping.sweeps import list_sweeps
-from harness.interface import comparing
-from harness.interface.data import SweepData
-from harness.interface.tables import WRITERS, check_table_path
 from harness.records.store import read_recorded_sweep, select_recorded
-from harness.render import console
-from harness.render.compare import comparison_view, effects_view
-from harness.render.plan import conflict_lines
-from harness.render.stored import sweeps_view
-from harness.render.sweep import sweep_view
 from harness.tracking.ui import serve
+from harness.view import console
+from harness.view.compare import comparison_view, effects_view
+from harness.view.plan import conflict_lines
+from harness.view.stored import sweeps_view
+from harness.view.sweep import sweep_view
 
 app = typer.Typer()
 

@@ -14,6 +14,10 @@ from typing import Annotated
 import typer
 
 from harness.analysis import adaptive
+from harness.api import running
+from harness.api.planning import load_planned
+from harness.api.planning import plan as plan_sweep
+from harness.api.starting import start_from_example, start_from_script
 from harness.cli.arguments import (
     ClusterOption,
     DataOption,
@@ -27,19 +31,15 @@ from harness.cli.arguments import (
     print_next,
 )
 from harness.core.fetch import fetch_files
-from harness.interface import running
-from harness.interface.planning import load_planned
-from harness.interface.planning import plan as plan_sweep
-from harness.interface.starting import start_from_example, start_from_script
 from harness.preflight.runs import examine_sweep, search_sweep
 from harness.records.store import read_recorded_sweep
-from harness.render.catalog import axes_view, workload_view, workloads_view
-from harness.render.console import TerminalConsole, print_json, show, spinner
-from harness.render.machine import checks_view, rates_view
-from harness.render.plan import plan_to_json, plan_view
-from harness.render.sweep import sweep_view
-from harness.render.value import Styled
-from harness.spec.workload import named_declaration
+from harness.sweep.workload import named_declaration
+from harness.view.catalog import axes_view, workload_view, workloads_view
+from harness.view.console import TerminalConsole, print_json, show, spinner
+from harness.view.machine import checks_view, rates_view
+from harness.view.plan import plan_to_json, plan_view
+from harness.view.sweep import sweep_view
+from harness.view.value import Styled
 from workloads.catalog import BUILT_IN
 
 FAILED = 1  # exit code: a trial failed or was interrupted

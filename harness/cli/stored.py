@@ -29,10 +29,10 @@ from harness.records.store import (
     recorded_folder,
     recorded_sweep_names,
 )
-from harness.render.console import show
-from harness.render.html.report import write_report
-from harness.render.stored import removals_view
 from harness.tracking import Tracker
+from harness.view.console import show
+from harness.view.html.report import write_report
+from harness.view.stored import removals_view
 
 app = typer.Typer()
 

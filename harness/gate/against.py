@@ -19,10 +19,10 @@ from harness.gate.pairs import compare_losses
 from harness.hardware.machine import machine_key
 from harness.launch.hold import hold_machine
 from harness.measure.host import load_of_others
-from harness.spec.cell import Cell
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
 from harness.statistics.verdict import ALPHA
+from harness.sweep.cell import Cell
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep, load_sweep, ready_sweeps
 
 WORKING_TREE = "the working tree"
 EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inconclusive cells

@@ -9,8 +9,8 @@ from typing import Literal
 from harness.analysis.compare import CODE_FIELDS, CellComparison, Match, MetricRow
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
-from harness.spec.cell import THROUGHPUT_UNITS, Cell
 from harness.statistics.verdict import ALPHA
+from harness.sweep.cell import THROUGHPUT_UNITS, Cell
 
 # Outcomes of a gate for one cell.
 Outcome = Literal["pass", "warn", "fail"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.core.errors import HarnessError, one_line
-from harness.spec.cell import ThroughputUnit
+from harness.sweep.cell import ThroughputUnit
 
 # The version of the messages between a gate and its arms, which may be of another revision. Raise it
 # with every change of the messages, the arguments of `turn_worker` or the content of `trial.json`.

@@ -21,10 +21,10 @@ from harness.gate.against import repository_folder
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import compare_losses
 from harness.launch.hold import hold_machine
-from harness.spec.cell import Cell
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 from harness.statistics.verdict import ALPHA
+from harness.sweep.cell import Cell
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 FORMAT = "%H%x00%h%x00%an <%ae>%x00%aI%x00%s"  # of `git show`: the fields of a `Commit`, in order
 CERTAIN_SHARE = 0.5  # of the loss between the ends

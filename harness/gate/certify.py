@@ -37,9 +37,9 @@ from harness.records.environment import (
     describe_software,
 )
 from harness.records.seal import sealed_text
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 from harness.statistics.sequential import SpeedVerdict
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 SCHEMA = 6
 CERTIFICATE_FORMAT = FileFormat(

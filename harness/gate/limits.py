@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from harness.core.errors import BadInput, parse_percentage
-from harness.spec.cell import Cell
-from harness.spec.document import Document, read_document
+from harness.sweep.cell import Cell
+from harness.sweep.document import Document, read_document
 from workloads.settings import Between
 
 GATE_FILE_NAME = "gate.yaml"

@@ -19,15 +19,15 @@ from harness.core.text import counted
 from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.pairs import pair_starter
-from harness.spec.cell import Cell, ThroughputUnit
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
 from harness.statistics.sequential import (
     SpeedVerdict,
     confidence_sequence,
     decide,
     log_ratio,
 )
+from harness.sweep.cell import Cell, ThroughputUnit
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 # The shortest window in seconds. The caches are warm again after about ten steps, and the shorter
 # windows are, the more alike are the conditions of neighboring ones.

@@ -26,9 +26,9 @@ from harness.launch.forkserver import TORCH, ForkedRanks, ForkRequest, Setup, sh
 from harness.launch.launcher import rank_variables
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Cell, Length, Trial
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Cell, Length, Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)

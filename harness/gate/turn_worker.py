@@ -30,7 +30,7 @@ from harness.core.paths import TrialFolder
 from harness.core.processes import die_with_parent
 from harness.gate.arms import PROTOCOL
 from harness.records.assignment import read_assignment
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
 from harness.training.ranks import Ranks

@@ -16,11 +16,11 @@ from harness.analysis import baseline
 from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, TrialFolder
+from harness.export.record import read_export
 from harness.gate import certify
 from harness.hardware import machine
 from harness.records.files import read_record
 from harness.records.store import read_spec_content
-from harness.serving.record import read_export
 from harness.training.best import read_best
 
 

@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError, one_line
 from harness.core.locks import lock_file
 from harness.core.progress import print_message
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
-from harness.spec.cluster import Profile
+from harness.sweep.cluster import Profile
 
 LOCK_PATH = Path("/tmp/harness-host.lock")  # whatever TMPDIR says, which may differ among users
 TIMEOUT = 24 * 3600.0  # seconds that another command is waited for

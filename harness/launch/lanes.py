@@ -15,9 +15,9 @@ from pathlib import Path
 from harness.core.cores import usable_cores
 from harness.core.topology import SYSTEM, core_position
 from harness.records.assignment import Lane
-from harness.spec.axes import Axes
-from harness.spec.cell import Trial
-from harness.spec.cluster import Parallel, Profile, available_slots
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Parallel, Profile, available_slots
 
 
 @dataclass(frozen=True, kw_only=True)

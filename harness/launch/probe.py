@@ -19,7 +19,7 @@ from harness.launch.ranks import run_ranks
 from harness.launch.torchrun import Torchrun
 from harness.launch.unmeasured import finish
 from harness.records.running import ProbeProgress, read_progress_file
-from harness.spec.cluster import Profile, available_slots
+from harness.sweep.cluster import Profile, available_slots
 
 TIMEOUT = 900.0  # seconds that the ranks may take
 

@@ -22,7 +22,7 @@ from harness.records.code import (
     describe_repository,
     encode_diff,
 )
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
 from workloads.catalog import BUILT_IN, find_source, imported_distributions
 
 

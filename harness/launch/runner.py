@@ -25,9 +25,9 @@ from harness.records.files import write_record
 from harness.records.record import Record
 from harness.records.running import read_progress_file
 from harness.records.settings import run_settings
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 from workloads.catalog import heavy_modules
 
 

@@ -22,11 +22,11 @@ from harness.core.packages import pins
 from harness.core.paths import cache_folder
 from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
-from harness.spec.cell import Cell
-from harness.spec.stack import Stack
+from harness.sweep.cell import Cell
+from harness.sweep.stack import Stack
 
 if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
-    from harness.spec.sweep import Sweep
+    from harness.sweep.sweep import Sweep
 
 # Prints what an interpreter has. It may be too old for the harness, so the program imports nothing of it, nor
 # of the working directory. Of two distributions of one name, the first is the one that is imported.

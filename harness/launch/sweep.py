@@ -19,9 +19,9 @@ from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record, Status
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import lock, write_spec
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 # Which trials run: those that have not finished, those that failed too, or all.
 Redo = Literal["missing", "failed", "all"]

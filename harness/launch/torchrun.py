@@ -33,8 +33,8 @@ from harness.launch.launcher import HASH_SEED, assign, exit_failure, signal_fail
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
-from harness.spec.cluster import Profile
-from harness.spec.environment import Variables
+from harness.sweep.cluster import Profile
+from harness.sweep.environment import Variables
 from harness.training.interruption import SIGNAL
 
 

@@ -15,8 +15,8 @@ from harness.launch.ranks import Ended, run_ranks
 from harness.launch.stack import ready_stack
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
 from workloads.catalog import heavy_modules
 
 

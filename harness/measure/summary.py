@@ -20,7 +20,7 @@ from harness.records.record import (
     losses_of,
     mean_loss,
 )
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 
 MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
 MAX_NODES = 64  # of which a summary has the time of a step, so that it stays small

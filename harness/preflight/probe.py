@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.model import build_model, evaluation_mode, place_batch
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Samples, Splits, Workload

@@ -10,10 +10,10 @@ from harness.core.scratch import run_folder
 from harness.launch.unmeasured import run_unmeasured
 from harness.preflight.rates import RATES_FILE, CellRates, read_curve
 from harness.preflight.report import CHECKS_FILE, WorkloadReport, read_checks
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Trial
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Cell, Length, Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 LENGTH = Length(steps=200)  # of a training that searches a rate
 TIMEOUT = 300.0  # seconds for one workload

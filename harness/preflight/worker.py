@@ -27,7 +27,7 @@ from harness.preflight.report import (
     write_checks,
 )
 from harness.records.record import RankResult
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState

@@ -1,7 +1,7 @@
 """Describes the code that runs a trial: the harness's, and the repository of the user's.
 
 Only the launcher does so: ranks need no git. The files of the workload itself are part of its cell
-(`code` of `harness.spec.cell.WorkloadRef`).
+(`code` of `harness.sweep.cell.WorkloadRef`).
 """
 
 from __future__ import annotations

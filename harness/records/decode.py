@@ -8,7 +8,7 @@ are refused. It is checked first, as of a file of another schema the first field
 a misleading error. Then the seal (`harness.records.seal`): any other problem of a file that was
 changed follows from the change.
 
-Files that users write are read by `harness.spec.document`, which also knows lines.
+Files that users write are read by `harness.sweep.document`, which also knows lines.
 """
 
 from __future__ import annotations

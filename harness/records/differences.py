@@ -18,9 +18,9 @@ from typing import Any
 from harness.core.variables import is_incidental
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.spec.axes import AXES
-from harness.spec.cell import SECTIONS, Cell, Trial
-from harness.spec.environment import PREFIX
+from harness.sweep.axes import AXES
+from harness.sweep.cell import SECTIONS, Cell, Trial
+from harness.sweep.environment import PREFIX
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest

@@ -29,7 +29,7 @@ from harness.records import seal
 from harness.records.decode import FileFormat, decode_file, read_bytes
 from harness.records.environment import Environment
 from harness.records.record import SCHEMA, Numbers, Outcome, RankResult, Record, RunSettings
-from harness.spec.cell import Cell, Repeat, Seed, Trial
+from harness.sweep.cell import Cell, Repeat, Seed, Trial
 
 T = TypeVar("T")
 

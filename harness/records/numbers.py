@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from statistics import fmean
 
-from harness.spec.cell import ThroughputUnit
+from harness.sweep.cell import ThroughputUnit
 
 NAME_LENGTH = 250  # characters of a metric's name that MLflow takes
 RATE = "throughput_samples_per_s"  # the number that cells are ranked by

@@ -25,7 +25,7 @@ from harness.core.import_path import ROOT
 from harness.records.assignment import Lane
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.environment import Environment
-from harness.spec.cell import Fingerprints, Profiling, ThroughputUnit, Trial
+from harness.sweep.cell import Fingerprints, Profiling, ThroughputUnit, Trial
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,9 +22,9 @@ from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.record import Record
 from harness.records.seal import sealed_text
-from harness.spec.cell import Cell, Trial
-from harness.spec.selected import select, select_trials
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.selected import select, select_trials
+from harness.sweep.sweep import Sweep
 
 LOCK_TIMEOUT = 0.5  # seconds; `is_locked` of another process holds the lock for a moment
 SCHEMA = 2  # of sweep.json

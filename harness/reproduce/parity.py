@@ -35,11 +35,11 @@ from harness.reproduce.divergence import TraceComparison, Traces, compare
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
-from harness.spec.axes import RECIPE_AXES
-from harness.spec.cell import Cell, Trial, axis_names, changes_recipe
-from harness.spec.cluster import Profile
-from harness.spec.selected import is_named
-from harness.spec.sweep import Sweep
+from harness.sweep.axes import RECIPE_AXES
+from harness.sweep.cell import Cell, Trial, axis_names, changes_recipe
+from harness.sweep.cluster import Profile
+from harness.sweep.selected import is_named
+from harness.sweep.sweep import Sweep
 
 # All steps, with one mark a moment.
 WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, every=1, tensors=False, snapshots=True)

@@ -15,16 +15,16 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
-from harness.spec.apart import call_apart
-from harness.spec.cell import Cell, Fingerprints, Trial
-from harness.spec.cluster import Profile
-from harness.spec.document import Document
-from harness.spec.files import FileDigests
-from harness.spec.saving import NEVER, CheckpointRules
-from harness.spec.sweep import Sweep
-from harness.spec.sweepfile import apply_data
-from harness.spec.validity import ValidityRules
-from harness.spec.workload import WorkloadEntry, find_reason, read_workload
+from harness.sweep.apart import call_apart
+from harness.sweep.cell import Cell, Fingerprints, Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.document import Document
+from harness.sweep.files import FileDigests
+from harness.sweep.saving import NEVER, CheckpointRules
+from harness.sweep.sweep import Sweep
+from harness.sweep.sweepfile import apply_data
+from harness.sweep.validity import ValidityRules
+from harness.sweep.workload import WorkloadEntry, find_reason, read_workload
 from workloads.catalog import BUILT_IN
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded

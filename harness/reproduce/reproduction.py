@@ -31,7 +31,7 @@ from harness.reproduce.conditions import (
 )
 from harness.reproduce.rerun import MakeListener, Original, Prepared, prepare, run_again
 from harness.reproduce.source import Choice
-from harness.spec.cell import Cell, placeholders_of
+from harness.sweep.cell import Cell, placeholders_of
 
 VERDICT_FILE = "verdict.json"
 RESULTS_FOLDER = "results"

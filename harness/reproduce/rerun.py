@@ -26,10 +26,10 @@ from harness.reproduce.source import (
     read_diff,
     source_checked_out,
 )
-from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Profile, check_fits
-from harness.spec.selected import select_trials
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Profile, check_fits
+from harness.sweep.selected import select_trials
+from harness.sweep.sweep import Sweep
 from workloads.catalog import imported_distributions
 
 # Makes the listener that shows the progress of a sweep, as a context.

@@ -21,7 +21,7 @@ from harness.core.paths import SweepFolder
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import checked_out, find_repository
 from harness.records.code import Repository
-from harness.spec.cell import WorkloadRef
+from harness.sweep.cell import WorkloadRef
 from workloads.catalog import BUILT_IN
 
 Choice = Literal["recorded", "here"]

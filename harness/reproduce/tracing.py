@@ -20,8 +20,8 @@ from harness.records.record import Record
 from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
 from harness.reproduce.values import TensorDifference, difference
-from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Profile
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Profile
 
 LAST_STEP = 1 << 30  # more steps than a trial has
 

@@ -27,9 +27,9 @@ from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm.status import SweepStatus, TrialState, read_statuses, until_over
 from harness.slurm.submit import cancel, submit
-from harness.spec.cluster import Profile, available_slots
-from harness.spec.slurm import SlurmOptions
-from harness.spec.sweep import Sweep, find_sweep_file, load_sweep
+from harness.sweep.cluster import Profile, available_slots
+from harness.sweep.slurm import SlurmOptions
+from harness.sweep.sweep import Sweep, find_sweep_file, load_sweep
 
 MAX_RANKS_HERE = 2  # of the trial on this machine
 POLL_SECONDS = 2.0  # between looks at the queue

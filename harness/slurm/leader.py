@@ -43,7 +43,7 @@ from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from harness.training.interruption import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial

@@ -28,8 +28,8 @@ from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.queue import QueuedJob, SlurmDown
 from harness.slurm.submission import Submission
-from harness.spec.cell import ThroughputUnit, Trial
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import ThroughputUnit, Trial
+from harness.sweep.sweep import Sweep
 
 # queued: its job, or a run on this machine, will get to it, perhaps again; lost: its job has ended and left
 # no record of it; missing: nothing will run it; unreadable: nobody can say, as its record is broken.

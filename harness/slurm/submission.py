@@ -28,8 +28,8 @@ from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
 from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 SCHEMA = 5  # of submission.json
 SUBMISSION_FORMAT = FileFormat(

@@ -35,10 +35,10 @@ from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED
 from harness.slurm.submission import JobArray, Submission
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.slurm import SlurmOptions
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.slurm import SlurmOptions
+from harness.sweep.sweep import Sweep
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor

@@ -22,10 +22,10 @@ from harness.analysis.rows import trial_row
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, distinct_names, final_name, metric_name
 from harness.records.record import Record, Status
-from harness.render.findings import conclusions, remarks
-from harness.render.parity import rung_badge
-from harness.render.run import checkpoint_notes, stop_note
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
+from harness.view.findings import conclusions, remarks
+from harness.view.parity import rung_badge
+from harness.view.run import checkpoint_notes, stop_note
 
 CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
 # MLflow's status for each of ours.

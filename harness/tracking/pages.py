@@ -12,10 +12,10 @@ from urllib.parse import quote
 from harness.analysis.cells import naming_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, final_name, metric_name
-from harness.render.names import cell_names
-from harness.render.sweep import common_unit
 from harness.tracking.contents import CELL_METRICS
 from harness.tracking.runs import PLANNED_TAG
+from harness.view.names import cell_names
+from harness.view.sweep import common_unit
 
 VIEW = "harness"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"  # MLflow keeps a shared view in an experiment's tag

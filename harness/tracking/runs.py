@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.core.logs import open_log, read_tail
 from harness.core.paths import SweepFolder, TrialFolder
+from harness.export.record import TrialExport, read_export
 from harness.records.files import read_record
 from harness.records.numbers import metric_name
 from harness.records.record import Record
-from harness.serving.record import TrialExport, read_export
 from harness.tracking.contents import (
     VALUE_LENGTH,
     Point,

@@ -20,13 +20,13 @@ from harness.core.errors import BadInput
 from harness.core.locks import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.store import read_recorded_sweep, read_spec
-from harness.render.html.report import render
-from harness.render.names import cell_names
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
 from harness.tracking.connect import TrackerDown, check_uri, connect, is_server, local_uri
 from harness.tracking.contents import cell_contents, sweep_contents, sweep_description
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.runs import SweepRuns, note_tags
+from harness.view.html.report import render
+from harness.view.names import cell_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -20,8 +20,8 @@ from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
-from harness.spec.axes import setting_that_needs_gpu
-from harness.spec.cell import StopRule
+from harness.sweep.axes import setting_that_needs_gpu
+from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
 from harness.training.execution import Compiler
 from harness.training.fingerprint import WorkloadState

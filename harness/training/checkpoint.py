@@ -33,7 +33,7 @@ from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
 from harness.records.seal import sealed_text
-from harness.spec.saving import CheckpointRules
+from harness.sweep.saving import CheckpointRules
 from harness.training.build import TrialParts
 from harness.training.conditions import describe_conditions, find_mismatch
 from harness.training.fingerprint import plain_copy

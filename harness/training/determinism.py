@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness.core.errors import BadInput, NotApplied
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 
 # Variables that libraries read once, when they start, and the values that will do, ours first.
 # cuBLAS would share its workspace among streams. NVLink switches (NVLS) add up gradients in the

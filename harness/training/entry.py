@@ -21,8 +21,8 @@ from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.environment import Environment, describe_environment
-from harness.spec.environment import PREFIX, Variables
-from harness.spec.files import (
+from harness.sweep.environment import PREFIX, Variables
+from harness.sweep.files import (
     check_code,
     check_files,
     describe_dynamic_files,

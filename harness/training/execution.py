@@ -28,7 +28,7 @@ from harness.core.paths import cache_folder
 from harness.core.private import make_private_folder
 from harness.records.environment import cpu_info
 from harness.records.record import Compiled
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.state import TrainingState
 
 # The cache folders of Inductor and Triton; both variables are read when compiling begins.

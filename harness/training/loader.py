@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from harness.core.errors import NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.order import BatchOrder, Indices
 from harness.training.ranks import derive_seed, generators_kept, seed_generators
 from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples

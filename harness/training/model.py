@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.core.errors import NotApplied
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.ranks import generators_kept
 from workloads.base import Batch, Workload
 

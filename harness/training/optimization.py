@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.errors import NotApplied, one_line
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from workloads.base import Workload
 
 # The axis optimizer_impl, as torch's optimizers take it: a loop over tensors, a few kernels over

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from harness.core.errors import NotApplied
 from harness.measure.flops import Loss
 from harness.records.record import LossScale
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.

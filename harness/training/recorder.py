@@ -26,7 +26,7 @@ from harness.records.trace import (
     value_name,
     values_path,
 )
-from harness.spec.cell import Fingerprints
+from harness.sweep.cell import Fingerprints
 from harness.training.build import TrialParts
 from harness.training.fingerprint import add_tensor, full_tensor
 from harness.training.ranks import generator_states

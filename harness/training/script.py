@@ -45,15 +45,15 @@ from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result
 from harness.records.record import Evaluation, Failure, Rank0Report, RankResult, TargetMetric
-from harness.spec.axes import AXES
-from harness.spec.cell import (
+from harness.sweep.axes import AXES
+from harness.sweep.cell import (
     ESCAPED,
     MAX_STEPS,
     PLACEHOLDER,
     placeholders_of,
 )
-from harness.spec.environment import OF_TORCHRUN
-from harness.spec.files import check_code, check_files, named_files
+from harness.sweep.environment import OF_TORCHRUN
+from harness.sweep.files import check_code, check_files, named_files
 from harness.training.entry import environment_of, prepare_rank
 from harness.training.fingerprint import add_tensor
 from harness.training.interruption import SIGNAL

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.clock import Phase
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.execution import Compiler, uses_cuda_graphs
 from harness.training.loss_weights import weighted, weights_of
 from harness.training.optimization import make_optimizer, make_schedule

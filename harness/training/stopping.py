@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from harness.records.record import Evaluation, TargetMetric
-from harness.spec.cell import StopRule
+from harness.sweep.cell import StopRule
 
 LOSS = TargetMetric(name="loss", higher_is_better=False)
 

@@ -1,7 +1,7 @@
 """The strategies: how the ranks of a trial train one model together, and what they share when.
 
 The loop, checkpoints and evaluation call a strategy's methods at the points where strategies differ, and
-are the same for all of them otherwise. `harness.spec.axes.STRATEGIES` lists them. To add a strategy, write
+are the same for all of them otherwise. `harness.sweep.axes.STRATEGIES` lists them. To add a strategy, write
 a class that derives from `Strategy`, and enter it in that table: its name is then a value of the axis.
 """
 
@@ -26,7 +26,7 @@ from harness.measure.communication import (
     mark_gradient_wait,
     reduce_scatter,
 )
-from harness.spec.axes import STRATEGIES, Axes
+from harness.sweep.axes import STRATEGIES, Axes
 from harness.training.execution import Compiler
 from harness.training.ranks import ParallelMesh, all_reduce_min
 from harness.training.tree_reduction import TreeCollective, local_part

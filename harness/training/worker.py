@@ -38,7 +38,7 @@ from harness.measure.stacks import write_stacks_on_signal
 from harness.records.assignment import read_assignment
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
-from harness.spec.files import check_files, files_by_setting
+from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
 from harness.training.fingerprint import rank_fingerprints
@@ -60,7 +60,7 @@ TASKS = {
     "trace": "harness.reproduce.trace_worker:trace_rank",
     "check": "harness.preflight.worker:examine_workload",
     "find-lr": "harness.preflight.rate_worker:search_rates",
-    "export": "harness.serving.worker:export_model",
+    "export": "harness.export.worker:export_model",
     "peaks": "harness.hardware.measured_peaks:measure_rank",
 }
 

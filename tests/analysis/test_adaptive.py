@@ -20,8 +20,8 @@ from harness.analysis.adaptive import (
 )
 from harness.records.numbers import RATE
 from harness.records.record import Record
-from harness.spec.cell import Cell
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Cell
+from harness.sweep.sweep import Sweep
 from tests.factories import make_record
 from tests.support.sweeps import load
 

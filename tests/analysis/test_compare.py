@@ -25,7 +25,7 @@ from harness.analysis.sweep_result import attributions
 from harness.core.errors import BadInput
 from harness.gate.answer import describe_row
 from harness.records.numbers import RATES
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from tests.factories import make_cell, make_record, with_ranks
 from tests.support.results import make_result
 from tests.support.sweeps import load

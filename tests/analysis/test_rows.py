@@ -9,10 +9,10 @@ import pytest
 
 from harness.analysis import baseline
 from harness.analysis.rows import trial_row
+from harness.api.comparing import compare
+from harness.api.data import load as load_results
 from harness.cli.pytest_cells import extra_info
 from harness.core.paths import Results
-from harness.interface.comparing import compare
-from harness.interface.data import load as load_results
 from harness.records.code import Repository
 from harness.records.numbers import RATE
 from harness.records.record import TargetMetric

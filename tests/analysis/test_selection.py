@@ -16,7 +16,7 @@ from harness.analysis.selection import best_record, find_trial, select
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.records.store import write_spec
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
 from tests.factories import ENVIRONMENT, make_cell, make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load

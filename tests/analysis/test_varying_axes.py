@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from harness.analysis.cells import varying_axes
 from harness.core.validation import decode_value
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 from tests.factories import make_cell
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import cluster
+from harness.sweep import cluster
 from tests.bad_input.refusals import GOOD, check, refused
 
 

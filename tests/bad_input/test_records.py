@@ -52,7 +52,7 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
     ids=["truncated", "schema", "list", "unsealed", "incomplete"],
 )
 def test_record_that_stands_in_the_way(content: str, problem: str) -> None:
-    from harness.spec import sweep as spec
+    from harness.sweep import sweep as spec
 
     Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
     trial = spec.load_sweep(Path("sweep.yaml")).trials()[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec.sweep import load_sweep
+from harness.sweep.sweep import load_sweep
 from tests.bad_input.refusals import check, refused
 from tests.support.commands import harness
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.records.store import RecordedSweep
-from harness.render.html.report import write_report
+from harness.view.html.report import write_report
 from tests.browser.conftest import screenshot
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 

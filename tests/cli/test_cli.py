@@ -11,8 +11,8 @@ from typer import Context
 import harness as package
 from harness.cli import main as cli
 from harness.cli.commands import MODULES, PANELS
-from harness.spec.axes import AXIS_TYPES
-from harness.spec.sweep import ready_sweeps
+from harness.sweep.axes import AXIS_TYPES
+from harness.sweep.sweep import ready_sweeps
 from tests.support.commands import harness
 from tests.support.pages import harness_calls, parse_problem
 from tests.support.running import LINE

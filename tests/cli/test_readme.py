@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.gate.limits import read_gate
-from harness.spec.sweep import load_sweep
+from harness.sweep.sweep import load_sweep
 from tests.support.pages import documented_pages
 from tests.support.running import run
 from tests.support.tree import TOP

@@ -15,7 +15,7 @@ from harness.cli.main import main
 from harness.core.paths import Results
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.spec.sweep import load_sweep, ready_sweeps
+from harness.sweep.sweep import load_sweep, ready_sweeps
 from tests.support.running import local_profile
 from tests.support.tree import TOP
 from workloads.texts import read_rows

@@ -18,7 +18,7 @@ from harness.core.errors import HarnessError
 from harness.core.import_path import import_variables
 PRELUDE
 try:
-    import harness.spec
+    import harness.sweep
     import workloads.settings
     found = workloads.settings.__file__
 except HarnessError as error:

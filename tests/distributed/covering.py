@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.spec.axes import Axes, find_conflict
+from harness.sweep.axes import Axes, find_conflict
 
 Row = dict[str, Any]
 Pair = tuple[str, str]  # two axes with their values, each as JSON, so that True is not 1

@@ -12,7 +12,7 @@ import pytest
 from harness.core.paths import TrialFolder
 from harness.measure.clock import Phase
 from harness.records.record import Record
-from harness.spec.axes import Axes, find_conflict
+from harness.sweep.axes import Axes, find_conflict
 from tests.distributed import covering
 from tests.support.running import line_sweep, run
 

@@ -10,8 +10,8 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.worktree import Tree
 from harness.gate.paired import Budget, measure
-from harness.spec.cluster import Profile
-from harness.spec.sweep import load_sweep
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.repository import Repository
 from tests.support.running import processes_below

@@ -10,9 +10,9 @@ import pytest
 
 from harness.core.paths import Results
 from harness.reproduce.tracing import TraceDiff, TracedTrial, Tracer, diff_traced
-from harness.spec import sweep as spec
-from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Profile
+from harness.sweep import sweep as spec
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Profile
 from tests.support.commands import harness
 from tests.support.running import line_sweep, local_profile, run
 

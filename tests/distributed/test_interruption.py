@@ -18,8 +18,8 @@ from harness.launch.runner import Runner
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result
 from harness.records.record import Record
-from harness.spec import sweep as spec
-from harness.spec.cell import Trial
+from harness.sweep import sweep as spec
+from harness.sweep.cell import Trial
 from tests.factories import same_loss
 from tests.support.running import LINE, RecordCollector, line_sweep, processes_below, run
 

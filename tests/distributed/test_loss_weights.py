@@ -14,9 +14,9 @@ from torch import Tensor
 from harness.records.record import Record
 from harness.records.trace import Recording, values_path
 from harness.reproduce.tracing import TracedTrial, Tracer
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.sweep import load_sweep
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
 from tests.support import tokens
 from tests.support.running import line_sweep, run
 

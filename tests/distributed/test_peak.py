@@ -108,7 +108,7 @@ def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
 def test_a_rank_that_fails_is_named_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.spec.cluster import Profile
+    from harness.sweep.cluster import Profile
 
     fork_ranks(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -22,8 +22,8 @@ from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
 from harness.records.files import read_record
 from harness.records.running import read_progress_file
-from harness.spec import sweep as spec
-from harness.spec.cell import Trial
+from harness.sweep import sweep as spec
+from harness.sweep.cell import Trial
 from tests.support.commands import harness
 from tests.support.running import (
     RecordCollector,

@@ -13,8 +13,8 @@ from harness.core.paths import Results, TrialFolder
 from harness.launch import hold
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.spec.cell import Trial
-from harness.spec.validity import ValidityRules
+from harness.sweep.cell import Trial
+from harness.sweep.validity import ValidityRules
 from tests.support.commands import harness
 from tests.support.running import RecordCollector, line_sweep, run
 

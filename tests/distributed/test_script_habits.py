@@ -6,7 +6,7 @@ import pytest
 
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import Record
-from harness.render.findings import remarks
+from harness.view.findings import remarks
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.cores import usable_cores
 from harness.records.record import Record
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from tests.support.running import RecordCollector, by_label, line_sweep, processes_below, run
 
 pytestmark = [

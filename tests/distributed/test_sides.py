@@ -20,9 +20,9 @@ from harness.core.worktree import Tree
 from harness.gate import paired, pairs
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import PairStarter, pair_starter
-from harness.spec import cluster
-from harness.spec.cluster import Profile
-from harness.spec.sweep import load_sweep
+from harness.sweep import cluster
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
 from tests.support.repository import Repository
 from tests.support.running import line_sweep, wait_until
 

@@ -28,11 +28,11 @@ from harness.gate.bisect import (
     find_suspects,
 )
 from harness.gate.paired import Budget, PairedResult
-from harness.render import gate as view
-from harness.spec.cluster import Profile
-from harness.spec.sweep import load_sweep
-from harness.spec.validity import ValidityRules
 from harness.statistics.sequential import SpeedVerdict
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
+from harness.sweep.validity import ValidityRules
+from harness.view import gate as view
 from tests.support.commands import harness
 from tests.support.repository import Repository
 

@@ -19,8 +19,8 @@ from harness.gate.paired import Budget, PairedResult
 from harness.records.code import Code
 from harness.records.environment import Hardware, Software
 from harness.records.seal import sealed_text
-from harness.render.gate import certificate_view
-from harness.spec.cluster import Profile
+from harness.sweep.cluster import Profile
+from harness.view.gate import certificate_view
 from tests.support.commands import harness
 from tests.support.repository import Repository
 

@@ -18,11 +18,11 @@ from harness.core.worktree import Tree, checked_out, find_repository
 from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
-from harness.render import gate as view
-from harness.render.console import print_json, show
-from harness.render.gate import gate_view
-from harness.render.view import markdown
 from harness.statistics.sequential import SpeedVerdict
+from harness.view import gate as view
+from harness.view.console import print_json, show
+from harness.view.gate import gate_view
+from harness.view.view import markdown
 from tests.factories import make_cell
 from tests.support.commands import harness
 from tests.support.repository import Repository

@@ -24,8 +24,8 @@ from harness.gate.paired import Budget
 from harness.gate.pairs import ENDLESS, connect_rank, refuse_different_units
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment, write_assignment
-from harness.spec.cell import Cell, Trial
-from harness.spec.sweep import load_sweep
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.sweep import load_sweep
 from harness.training.ranks import Ranks
 from tests.support.repository import Repository
 from tests.support.running import line_sweep

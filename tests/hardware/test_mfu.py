@@ -15,8 +15,8 @@ from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.environment import Gpu
 from harness.records.record import Record
-from harness.render.sweep import cells_table
-from harness.spec.validity import ValidityRules
+from harness.sweep.validity import ValidityRules
+from harness.view.sweep import cells_table
 from tests.factories import (
     ENVIRONMENT,
     make_cell,

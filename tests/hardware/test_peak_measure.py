@@ -9,8 +9,8 @@ import torch
 
 from harness.hardware.machine import Timing
 from harness.hardware.measured_peaks import MIN_SECONDS, REPEATS, product, repeat, runner
-from harness.render.machine import peaks_view
-from harness.render.value import byte_size
+from harness.view.machine import peaks_view
+from harness.view.value import byte_size
 from tests.factories import make_machine
 
 

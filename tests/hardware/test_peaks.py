@@ -12,7 +12,7 @@ from harness.hardware.vendor_peaks import (
     vendor_peak,
 )
 from harness.records.environment import Gpu, Hardware
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.core.paths import Results
 from harness.housekeeping import sweeps
 from harness.records.record import Record
 from harness.records.store import lock, read_spec_content, write_spec
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
 from tests.factories import make_cell, make_record, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command

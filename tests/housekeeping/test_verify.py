@@ -14,16 +14,16 @@ import torch
 
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.export.record import (
+    ExportedModel,
+    ExportParity,
+    TrialExport,
+)
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
 from harness.records.files import write_record
 from harness.records.record import RankFingerprints, Record
 from harness.records.seal import sealed_text
-from harness.serving.record import (
-    ExportedModel,
-    ExportParity,
-    TrialExport,
-)
 from harness.training.best import write_best
 from tests.factories import make_machine, make_record, with_ranks, write_sweep
 from tests.support.parity import make_parity

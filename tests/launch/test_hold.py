@@ -10,7 +10,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.launch import hold
 from harness.launch.hold import hold_machine
-from harness.spec.cluster import SHARED_HOST, Profile
+from harness.sweep.cluster import SHARED_HOST, Profile
 from tests.support.commands import harness
 from tests.support.repository import Repository
 

@@ -9,9 +9,9 @@ import pytest
 from harness.launch import lanes
 from harness.launch.lanes import Group, MachineRoom, arrange
 from harness.records.assignment import Lane
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Trial
-from harness.spec.cluster import Parallel, Profile
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Parallel, Profile
 from tests.factories import make_cell
 
 CELLS = [make_cell(batch_size=size) for size in (16, 32, 64)]

@@ -15,8 +15,8 @@ from harness.launch.runner import Life, Runner, TrialListener
 from harness.launch.sweep import plan
 from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Lane
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
 from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 

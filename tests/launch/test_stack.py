@@ -16,7 +16,7 @@ from harness.launch import stack as stacks
 from harness.launch.stack import ReadyStack, make_ready
 from harness.launch.torchrun import Torchrun, _is_rank
 from harness.records.assignment import write_assignment
-from harness.spec.stack import Stack
+from harness.sweep.stack import Stack
 from harness.training.entry import prepare_rank
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment

@@ -15,7 +15,7 @@ import torch
 
 from harness.measure.gpu import NvmlGpu
 from harness.measure.telemetry import telemetry_for
-from harness.spec.cluster import Profile, count_gpus
+from harness.sweep.cluster import Profile, count_gpus
 from tests.support.gpu import UUID, Failing, FakeDriver
 
 GPU = torch.device("cuda", 0)

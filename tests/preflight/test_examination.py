@@ -21,9 +21,9 @@ from harness.preflight import checks
 from harness.preflight.report import CheckFinding, WorkloadReport, passed
 from harness.preflight.worker import CHECKS, examine
 from harness.records.assignment import Assignment
-from harness.spec.axes import Axes
-from harness.spec.cell import Trial
-from harness.spec.sweep import load_sweep, ready_sweeps
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Trial
+from harness.sweep.sweep import load_sweep, ready_sweeps
 from harness.training.entry import load_workload
 from tests.support import tokens
 from tests.support.tokens import Unweighted, Weighted

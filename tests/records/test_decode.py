@@ -18,7 +18,7 @@ from harness.core.validation import decode_value
 from harness.records.bounds import Number
 from harness.records.decode import FileFormat, decode_file, decode_text
 from harness.records.files import write_record
-from harness.spec.cluster import Profile
+from harness.sweep.cluster import Profile
 from tests.factories import make_record
 from workloads.settings import Between
 

@@ -18,7 +18,7 @@ from harness.records.differences import (
 )
 from harness.records.environment import Gpu, Hardware, Software, TorchSettings
 from harness.records.record import Record
-from harness.spec.cell import Length
+from harness.sweep.cell import Length
 from tests.factories import ENVIRONMENT, make_record
 
 SOFTWARE = Software(python="3.11.7", torch="2.13.0", packages={"numpy": "2.1.0"})

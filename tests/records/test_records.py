@@ -26,7 +26,7 @@ from harness.records.record import (
     TargetMetric,
 )
 from harness.records.seal import sealed_text
-from harness.spec.cell import Length
+from harness.sweep.cell import Length
 from tests.factories import make_cell, make_record, with_ranks
 
 SMALLEST = np.finfo(np.float64).smallest_subnormal

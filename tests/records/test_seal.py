@@ -23,7 +23,7 @@ from harness.records.files import (
     write_record,
 )
 from harness.records.seal import problem_of, sealed_text
-from harness.spec.cell import StopRule
+from harness.sweep.cell import StopRule
 from tests.factories import make_cell, make_record
 
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -18,8 +18,8 @@ from harness.launch.sweep import plan
 from harness.records.files import read_record
 from harness.records.seal import sealed_text
 from harness.records.store import lock, read_recorded_sweep, recorded_trials, write_spec
-from harness.spec.cell import Trial
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load

@@ -19,8 +19,8 @@ from harness.reproduce.conditions import (
     is_same_computation,
     most_likely_cause,
 )
-from harness.spec.axes import DDPParameters
-from harness.spec.cell import Length
+from harness.sweep.axes import DDPParameters
+from harness.sweep.cell import Length
 from tests.factories import make_cell, make_record
 
 SOFTWARE = Software(

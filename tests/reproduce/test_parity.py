@@ -17,7 +17,7 @@ from harness.records.trace import Recording, read_traces, trace_path
 from harness.reproduce.parity import measure_parity, plan_parity
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.reproduce.tracing import TracedRun, TracedTrial
-from harness.spec.sweep import Sweep, load_sweep
+from harness.sweep.sweep import Sweep, load_sweep
 from harness.training.build import TrialParts
 from harness.training.state import TrainingState
 from harness.training.train import Trainer

@@ -16,8 +16,8 @@ from harness.reproduce.rebuild import (
     rebuild_profile,
     rebuild_sweep,
 )
-from harness.spec.cell import Trial
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.sweep import Sweep
 from tests.support import sweeps
 
 SETTINGS = RunSettings(

@@ -19,9 +19,9 @@ from harness.reproduce import reproduction, rerun
 from harness.reproduce.reproduction import ReproductionVerdict, reproduce
 from harness.reproduce.rerun import MakeListener, Original, Prepared, run_again
 from harness.reproduce.source import Source
-from harness.spec.cell import Cell, StopRule
-from harness.spec.cluster import Profile
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Cell, StopRule
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 from tests.factories import make_cell, make_record, with_ranks
 
 

@@ -21,7 +21,7 @@ from harness.reproduce.source import (
     read_diff,
     source_checked_out,
 )
-from harness.spec.cell import WorkloadRef
+from harness.sweep.cell import WorkloadRef
 from tests.factories import make_cell
 from tests.support.repository import Repository
 

@@ -14,13 +14,13 @@ from torch.optim import SGD, Adam, Optimizer
 
 from harness.core.paths import TrialFolder
 from harness.records.trace import Recording, read_traces, trace_path
-from harness.render.divergence import description
 from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from harness.training.build import TrialParts
 from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
+from harness.view.divergence import description
 from tests.factories import make_cell
 from tests.support.training import SINGLE_MESH, make_assignment
 from workloads import Classifier, Splits, TensorSamples

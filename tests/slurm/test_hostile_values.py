@@ -15,8 +15,8 @@ import yaml
 from harness.core.paths import SweepFolder
 from harness.slurm.submission import JobArray, Submission
 from harness.slurm.submit import array_executor, call_sbatch
-from harness.spec.cluster import Profile
-from harness.spec.slurm import SlurmOptions
+from harness.sweep.cluster import Profile
+from harness.sweep.slurm import SlurmOptions
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import read_records, trial_rows
 from tests.support.commands import harness

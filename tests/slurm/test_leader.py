@@ -21,10 +21,10 @@ from harness.records.record import Failure, RankResult, Record
 from harness.slurm import leader, submission
 from harness.slurm.leader import Job, JobIsOver, JobListener
 from harness.slurm.submission import JobArray, Submission
-from harness.spec.cell import Trial
-from harness.spec.cluster import Profile
-from harness.spec.slurm import SlurmOptions
-from harness.spec.sweep import Sweep
+from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.slurm import SlurmOptions
+from harness.sweep.sweep import Sweep
 from harness.training.interruption import SIGNAL
 from tests.factories import BEGUN, make_record, write_trial
 from tests.support.slurm import FakeSlurm, install_fake_slurm

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.api import watching
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
-from harness.interface import watching
 from harness.records.record import Failure, Record
 from harness.records.store import lock
-from harness.render.status import panel
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
 from harness.slurm.status import State, SweepStatus, TrialState, read_statuses, sweep_status
 from harness.slurm.submission import JobArray, Submission
-from harness.spec.cluster import Profile
+from harness.sweep.cluster import Profile
+from harness.view.status import panel
 from tests.factories import make_record, write_trial
 from tests.support.commands import harness
 from tests.support.reports import write_run

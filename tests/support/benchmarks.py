@@ -21,8 +21,8 @@ from harness.measure.summary import summarize
 from harness.records.environment import Environment
 from harness.records.files import write_record
 from harness.records.record import Evaluation, Record
-from harness.spec.cell import Cell
-from harness.spec.sweep import load_sweep
+from harness.sweep.cell import Cell
+from harness.sweep.sweep import load_sweep
 from tests.factories import BEGUN, ENVIRONMENT, make_record, with_ranks
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))

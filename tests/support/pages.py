@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 
 from harness.cli.main import command_tree
 from harness.gate.limits import read_gate
-from harness.spec import cluster, sweep
+from harness.sweep import cluster, sweep
 from tests.support.tree import TOP
 
 README = TOP / "README.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.analysis.parity import CellParity, FirstDifference, Reference, SweepParity
 from harness.analysis.rungs import TensorDistance
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 from tests.factories import make_cell
 
 REFERENCE = make_cell()

@@ -9,7 +9,7 @@ from typing import Any
 from harness.core.paths import Results
 from harness.records.record import Failure, Record
 from harness.records.store import write_spec
-from harness.spec.sweep import Sweep
+from harness.sweep.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.support.sweeps import load
 

@@ -11,7 +11,7 @@ from harness.analysis.result import CellResult
 from harness.analysis.rows import MetricPoint, TrialRow
 from harness.records.numbers import RATES, final_name
 from harness.records.record import TargetMetric
-from harness.spec.cell import Cell
+from harness.sweep.cell import Cell
 from tests.factories import BEGUN, make_cell
 
 TARGET = TargetMetric(name="accuracy", higher_is_better=True)

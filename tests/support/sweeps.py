@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from harness.spec import sweep as spec
-from harness.spec.sweep import Sweep
+from harness.sweep import sweep as spec
+from harness.sweep.sweep import Sweep
 
 
 class DumperWithoutAliases(yaml.SafeDumper):

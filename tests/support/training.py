@@ -9,8 +9,8 @@ import torch
 
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Trial
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Cell, Length, Trial
 from harness.training.build import TrialParts
 from harness.training.ranks import ParallelMesh, Ranks
 from harness.training.state import TrainingState

@@ -22,8 +22,7 @@ from harness.records.record import (
     Record,
     Status,
 )
-from harness.render.run import stop_note
-from harness.spec.cell import StopRule
+from harness.sweep.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,
     RunContents,
@@ -34,6 +33,7 @@ from harness.tracking.contents import (
 )
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.runs import DESCRIPTION_TAG, note_tags
+from harness.view.run import stop_note
 from tests.factories import BEGUN, make_cell, make_record, with_ranks
 from tests.support.parity import OTHER, REFERENCE, make_parity
 

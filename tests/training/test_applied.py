@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import HostClock
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training import step
 from harness.training.execution import (
     CUDA_GRAPHS,

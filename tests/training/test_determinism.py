@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import write_assignment
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.determinism import GPU_VARIABLES, DeterministicMode, prepare_environment
 from harness.training.entry import joined
 from harness.training.train import Trainer

@@ -11,7 +11,7 @@ import torch
 
 from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
-from harness.spec.environment import Variables
+from harness.sweep.environment import Variables
 from harness.training import entry
 from harness.training.worker import TASKS, _describe
 from tests.support.training import SINGLE_RANK

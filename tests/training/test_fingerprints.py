@@ -18,7 +18,7 @@ from harness.records.assignment import Assignment
 from harness.records.files import read_record, write_record
 from harness.records.record import RankFingerprints, Record, StepFingerprint
 from harness.records.trace import PHASES, Mark, decode_trace
-from harness.spec.cell import Fingerprints
+from harness.sweep.cell import Fingerprints
 from harness.training import train
 from harness.training.recorder import fingerprint_recorder
 from harness.training.step import observe_nothing

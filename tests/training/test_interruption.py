@@ -30,8 +30,8 @@ from harness.records.decode import decode_file
 from harness.records.files import read_rank_result, write_rank_result
 from harness.records.record import Failure, LossScale, RankResult, Record, StopOutcome, TargetMetric
 from harness.records.seal import sealed_text
-from harness.spec import sweep as spec
-from harness.spec.validity import ValidityRules
+from harness.sweep import sweep as spec
+from harness.sweep.validity import ValidityRules
 from harness.training import checkpoint, evaluate, train, worker
 from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, RankSeal, file_digest
 from harness.training.fingerprint import WorkloadState

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer, SparseAdam
 
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.spec.cell import Fingerprints, Length
+from harness.sweep.cell import Fingerprints, Length
 from harness.training import worker
 from harness.training.recorder import fingerprint_recorder
 from harness.training.train import Trainer

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from harness.core.errors import NotApplied
-from harness.spec.cell import Length
+from harness.sweep.cell import Length
 from harness.training.model import check_training_mode
 from harness.training.train import Trainer
 from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions

@@ -11,7 +11,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.record import RankResult
-from harness.spec.sweep import Sweep, load_sweep, ready_sweeps
+from harness.sweep.sweep import Sweep, load_sweep, ready_sweeps
 from harness.training import worker
 from harness.training.state import TrainingState
 from tests.support.distilbert import save_small_model

@@ -24,7 +24,7 @@ from harness.core.errors import Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.spec.saving import CheckpointRules
+from harness.sweep.saving import CheckpointRules
 from harness.training import best, checkpoint
 from harness.training.checkpoint import Checkpointer
 from tests.support.line import LineFit, Options

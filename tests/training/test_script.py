@@ -17,7 +17,7 @@ import harness
 from harness.core.errors import NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, Lane
-from harness.spec.cell import Length, ReportedTarget
+from harness.sweep.cell import Length, ReportedTarget
 from harness.training import script
 from harness.training.script import ScriptObserver, observe
 from harness.training.script_watch import Reports

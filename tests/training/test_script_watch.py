@@ -22,7 +22,7 @@ from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
 from harness.measure.clock import HostClock
 from harness.records.assignment import Assignment
-from harness.spec.cell import Length
+from harness.sweep.cell import Length
 from harness.training import script
 from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, observe

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.records.record import Evaluation, TargetMetric
-from harness.spec.cell import StopRule
+from harness.sweep.cell import StopRule
 from harness.training.stopping import find_stop_reason
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer

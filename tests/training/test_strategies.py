@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from harness.spec.axes import STRATEGIES
+from harness.sweep.axes import STRATEGIES
 from harness.training.execution import Compiler
 from harness.training.ranks import ParallelMesh
 from harness.training.strategies import Strategy, strategy_class

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.spec.axes import DEFAULTS, NEEDS, Axes, DDPParameters, find_conflict
+from harness.sweep.axes import DEFAULTS, NEEDS, Axes, DDPParameters, find_conflict
 from harness.training import build
 from harness.training.loader import make_loader
 from harness.training.precision import Scaler, computed_in

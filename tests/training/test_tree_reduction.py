@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.spec.axes import Axes, find_conflict
+from harness.sweep.axes import Axes, find_conflict
 from harness.training.tree_reduction import GradientTree, sum_rows
 from tests.support.frozen import AlternatingFit
 from tests.support.line import Options

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from harness.core.errors import NotApplied
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from harness.training.fingerprint import WorkloadState, digest_model
 from harness.training.unsaved import describe_unsaved, find_changes
 from tests.support.line import LineFit, Options

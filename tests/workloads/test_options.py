@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.core.validation import InvalidValue, decode_value
-from harness.spec.axes import Axes
+from harness.sweep.axes import Axes
 from workloads.cnn_settings import CNNOptions
 from workloads.distilbert_settings import CHECKPOINT, DistilBertOptions
 from workloads.images import Digits, Idx, ImageData

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from harness.records.assignment import Assignment
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from harness.training.entry import load_workload
 from harness.training.ranks import Ranks, choose_device
 from tests.programs.gpu.arguments import leave, parser

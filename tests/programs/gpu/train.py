@@ -18,9 +18,9 @@ from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
 from harness.records.record import Record
-from harness.spec.axes import Axes
-from harness.spec.cell import Cell, Length, Trial, WorkloadRef
-from harness.spec.validity import ValidityRules
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Cell, Length, Trial, WorkloadRef
+from harness.sweep.validity import ValidityRules
 from harness.training import worker
 from tests.programs.gpu.arguments import leave, parser
 from tests.programs.gpu.peaks import read_machine

@@ -23,7 +23,7 @@ import psutil
 
 from harness.core.paths import TrialFolder
 from harness.records.trace import Mark
-from harness.spec.saving import CheckpointRules
+from harness.sweep.saving import CheckpointRules
 from tests.programs.mutants.resumes import problem, read_marks
 from tests.programs.mutants.trials import Setting, start_attempt
 

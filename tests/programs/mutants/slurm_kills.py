@@ -28,8 +28,8 @@ import yaml
 from harness.core.paths import Results, TrialFolder
 from harness.records.files import read_record
 from harness.records.running import Heartbeat, read_heartbeats
-from harness.spec.cell import Trial
-from harness.spec.sweep import load_sweep
+from harness.sweep.cell import Trial
+from harness.sweep.sweep import load_sweep
 from tests.programs.mutants.kills import (
     EVERY,
     KillCounts,

@@ -27,9 +27,9 @@ from harness.launch.forkserver import TORCH
 from harness.launch.launcher import GRACE_SECONDS, rank_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
-from harness.spec.cell import Fingerprints, Trial
-from harness.spec.saving import CheckpointRules
-from harness.spec.sweep import load_sweep
+from harness.sweep.cell import Fingerprints, Trial
+from harness.sweep.saving import CheckpointRules
+from harness.sweep.sweep import load_sweep
 from harness.training.interruption import block_signal
 from tests.support.tree import TOP
 

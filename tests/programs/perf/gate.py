@@ -24,9 +24,9 @@ from scipy.stats import binomtest
 from harness.core.errors import parse_percentage
 from harness.core.worktree import Tree
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.spec.cluster import Profile
-from harness.spec.sweep import load_sweep
 from harness.statistics.verdict import ALPHA
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
 from tests.support.repository import Repository
 
 SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.render.html.plots import COLORS
+from harness.view.html.plots import COLORS
 from tests.programs.perf.results import Conditions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.records.assignment import Assignment
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from harness.training.entry import load_workload
 from harness.training.loader import as_sequence
 from harness.training.order import BatchOrder

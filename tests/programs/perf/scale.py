@@ -30,8 +30,8 @@ from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result, write_record
-from harness.spec.cell import Cell, Length, Trial
-from harness.spec.validity import ValidityRules
+from harness.sweep.cell import Cell, Length, Trial
+from harness.sweep.validity import ValidityRules
 from tests.factories import make_cell, make_record, write_spec_of
 from tests.programs.perf.growth import Cost, Point, draw, tables
 from tests.programs.perf.results import FOLDER, Watch, write_results

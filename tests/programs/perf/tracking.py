@@ -28,7 +28,7 @@ from statistics import mean
 from harness.core.paths import Results, SweepFolder
 from harness.records.files import write_record
 from harness.records.record import Record
-from harness.spec.cell import Trial
+from harness.sweep.cell import Trial
 from harness.tracking import Tracker
 from harness.tracking.contents import RunContents, trial_contents
 from tests.factories import make_cell, make_record, write_spec_of

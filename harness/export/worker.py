@@ -1,0 +1,147 @@
+"""Exports one model, compares it with eager mode, and times its calls.
+
+This is the task `export` of `harness.training.worker`, of one rank. It reads FOLDER/trial.json and
+FOLDER/order.json, and leaves FOLDER/export in addition to its result.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness.core.errors import HarnessError
+from harness.core.packages import installed_version
+from harness.core.paths import TrialFolder, write_atomically
+from harness.export.calls import Inputs, TrainedModel, probe_calls
+from harness.export.models import EXPORTERS, Served
+from harness.export.parity import compare
+from harness.export.record import (
+    ORDER_FILE,
+    ExportedModel,
+    ExportOrder,
+    FormatName,
+    Latency,
+    TrialExport,
+)
+from harness.records.assignment import Assignment
+from harness.records.environment import describe_hardware
+from harness.records.record import RankResult
+from harness.records.seal import sealed_text
+from harness.training.best import WEIGHTS_FILE, load_best, read_best
+from harness.training.entry import joined, load_workload
+from harness.training.model import build_model
+from harness.training.precision import apply_matmul_precision
+from harness.training.ranks import Ranks, seed_everything
+from harness.training.state import TrainingState
+from workloads.base import Workload, load_splits
+
+PACKAGES = ("torch", "onnx", "onnxruntime")
+BATCHES = 16  # different ones of the test set that calls go through
+WARMUP = 20  # calls that don't count
+CALLS = 200  # that do, at each batch size
+
+
+def export_model(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> RankResult:
+    """Write the exports that were ordered; return a result without measurements."""
+    with joined(folder, ranks) as (assignment, mesh):
+        export(folder, assignment, load_workload(assignment), mesh.device)
+    return entered
+
+
+def export(
+    folder: TrialFolder, assignment: Assignment, workload: Workload, device: torch.device
+) -> None:
+    """Export the model of a checkpoint to each format.
+
+    Raises BadFile for a damaged checkpoint, what an exporter raises for a model that its format can't
+    hold, and HarnessError for a file that computes something else than eager mode.
+    """
+    order = ExportOrder(**json.loads((folder.path / ORDER_FILE).read_text(encoding="utf-8")))
+    trial, checkpoint = assignment.trial, Path(order.checkpoint)
+    axes = trial.cell.axes
+    seed_everything(trial.seed)  # as before training
+    samples = load_splits(workload).test
+    apply_matmul_precision(axes, device)
+    model = build_model(workload, axes, device)
+    seal = read_best(checkpoint, trial.id)
+    workload_state = load_best(checkpoint, model)  # the model's buffers are rank 0's
+    if workload_state:
+        workload.load_state_dict(workload_state)
+    trained = TrainedModel(workload, model.eval(), samples, axes, device)
+    models = []
+    for name in order.formats:
+        models.append(_export_to(name, folder.exported_model(name), order.batch_sizes, trained))
+    exported = TrialExport(
+        trial=trial.id,
+        at=time.time(),
+        step=seal.step,
+        weights=seal.files[WEIGHTS_FILE],
+        target=workload.target.name,
+        models=models,
+    )
+    write_atomically(folder.export_path, sealed_text(asdict(exported)))
+
+
+def _export_to(
+    name: FormatName, target: Path, batch_sizes: Sequence[int], trained: TrainedModel
+) -> ExportedModel:
+    """Write the model's files, load them again, compare the two models, and time calls.
+
+    Raises HarnessError for a file that computes something else than eager mode.
+    """
+    (write, load), threads = EXPORTERS[name], trained.axes.num_threads
+    shape = probe_calls(trained.calls, len(trained.samples), trained.axes.batch_size)
+    target.mkdir(parents=True)
+    with torch.no_grad():
+        names = write(trained.model, shape, target)
+    served = load(target, trained.device, threads)
+    parity = compare(trained, served)
+    if parity.largest_difference > parity.tolerance:
+        raise HarnessError(
+            f"{name}: outputs differ from eager mode by up to {parity.largest_difference:.2g}, more than"
+            f" {parity.tolerance:.2g}; nothing was exported"
+        )
+    hardware = describe_hardware()
+    is_on_gpu = trained.device.type == "cuda"
+    versions = {package: installed_version(package) for package in PACKAGES}
+    return ExportedModel(
+        format=name,
+        bytes=sum(path.stat().st_size for path in target.iterdir()),
+        inputs=[f"{given}: {shape.describe(index)}" for index, given in enumerate(names)],
+        parity=parity,
+        latencies=[time_calls(served, trained, batch_size) for batch_size in batch_sizes],
+        threads=threads,
+        processor=hardware.gpus[0].name if is_on_gpu else hardware.cpu,
+        packages={package: version for package, version in versions.items() if version},
+    )
+
+
+def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latency:
+    """Call a model WARMUP times and then CALLS times; return the quantiles of the latter.
+
+    Calls go through batches of the test set; one with fewer samples than a batch is repeated.
+    """
+    batches: list[Inputs] = []
+    count = len(trained.samples)
+    for start in range(0, BATCHES * batch_size, batch_size):
+        rows: Sequence[int] = [index % count for index in range(start, start + batch_size)]
+        batches.append(trained.calls(rows)[0])
+    milliseconds = []
+    with torch.inference_mode():
+        for number in range(WARMUP + CALLS):
+            inputs = batches[number % BATCHES]
+            started = time.perf_counter_ns()
+            served(*inputs)
+            if trained.device.type == "cuda":
+                torch.cuda.synchronize()
+            milliseconds.append((time.perf_counter_ns() - started) / 1e6)
+    p50, p95 = np.quantile(milliseconds[WARMUP:], [0.5, 0.95]).tolist()
+    return Latency(batch_size=batch_size, calls=CALLS, p50_ms=p50, p95_ms=p95)

@@ -1,0 +1,465 @@
+"""Cells and trials, and the stable ids that hash everything that decides their results.
+
+An id names folders of results and joins trials of different sweeps, so it must not change as long
+as the meaning of a cell does not. Hence it hashes only what differs from the defaults: an axis or an option
+that a later version adds leaves the ids of all earlier cells as they are, provided that no default
+ever changes.
+
+There are two ids. `Cell.id` includes the workload's code: two programs are never one cell. A gate, a
+baseline or a comparison judges a change of code, so it matches cells by their settings, whose id is
+`Cell.settings_id`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import Annotated, Any, Literal, get_args
+
+from harness.core.errors import BadInput
+from harness.sweep.axes import AXES, RECIPE_AXES, Axes
+from harness.sweep.environment import PREFIX, Variables
+from harness.sweep.stack import Stack
+from workloads.settings import Between, Count, Settings
+
+SOURCE = "source"  # the data setting that decides which others there are
+SECTIONS = ("options", "data")  # of the settings of a workload
+
+ThroughputUnit = Literal["samples/s", "steps/s"]
+THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
+# The axes that every label shows.
+LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
+# What an argument of a script gets the value of, as in `--lr={lr}`.
+PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
+ESCAPED = re.compile(r"\{(\{[A-Za-z_][A-Za-z0-9_]*\})\}")  # `{{name}}` is the text `{name}`
+
+# The order in which a file sets axes makes no difference to an id.
+SORTED_JSON = json.JSONEncoder(sort_keys=True)
+
+# A record has the time and the loss of every step, and is read as a whole.
+MAX_STEPS = 2**24
+StepCount = Annotated[int, Between(1, MAX_STEPS)]
+Seed = Annotated[int, Between(0, 2**32 - 1)]  # what `numpy.random.seed` takes
+Repeat = Annotated[int, Between(0)]
+
+
+def setting_of(axis: str) -> tuple[str, str] | None:
+    """Return the section and the name of the setting that an axis decides, None of other axes."""
+    section, _, name = axis.partition(".")
+    return (section, name) if section in SECTIONS and name else None
+
+
+def is_axis(name: str) -> bool:
+    """Return whether a name is one of an axis: of the harness's, of a setting, of a variable."""
+    return name in AXES or name.startswith(PREFIX) or setting_of(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """A length of training, in optimizer steps or in epochs, of which exactly one is set."""
+
+    steps: StepCount | None = None
+    epochs: StepCount | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless exactly one of the two is set."""
+        if (self.steps is None) == (self.epochs is None):
+            found = "neither steps nor epochs" if self.steps is None else "both steps and epochs"
+            raise ValueError(f"found {found}; allowed: one of them")
+
+    def in_steps(self, steps_per_epoch: int) -> int:
+        """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 0) * steps_per_epoch
+
+    def __str__(self) -> str:
+        count, unit = self.epochs, "epoch"
+        if self.steps is not None:
+            count, unit = self.steps, "step"
+        return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """The rule by which evaluations of the validation set end a trial before its length.
+
+    The schedule of the learning rate is that of the whole length, no matter where the trial ends.
+    """
+
+    # `loss` is the metric of that name, `target` the workload's target metric.
+    metric: Literal["loss", "target"] = "loss"
+    patience: Count | None = None  # evaluations in a row without an improvement
+    goal: float | None = None  # a value of the metric that is good enough
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that would end no trial."""
+        if self.patience is None and self.goal is None:
+            raise ValueError("found neither patience nor goal; allowed: one of them, or both")
+
+    def __str__(self) -> str:
+        conditions = []
+        if self.patience is not None:
+            conditions.append(f"patience {self.patience}")
+        if self.goal is not None:
+            conditions.append(f"goal {self.goal:g}")
+        return f"{self.metric}: {', '.join(conditions)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiling:
+    """A profiler's trace of further steps after a trial.
+
+    They come after the trial, so that its measurement is not affected.
+    """
+
+    steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprints:
+    """The steps of a trial whose results are digested, in addition to the last step.
+
+    These steps are not measured. Their results do not change, so cells do not depend on them.
+    """
+
+    steps: Sequence[Count] = ()  # counted from 1
+    every: Count | None = None  # and every this many steps
+
+
+# How a script would be started by hand; `python` sets none of torchrun's variables.
+Launch = Literal["torchrun", "python"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedTarget:
+    """The metric of a script that its trials are compared by: one that it reports by this name."""
+
+    name: str
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadRef:
+    """A workload as a sweep refers to it."""
+
+    label: str  # the sweep's name for it; no part of the identity
+    # A built-in name, package.module:Class, file.py:Class, or a script: file.py
+    uses: str
+    options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
+    data: Mapping[str, Any]  # the same; paths of files are absolute
+    # What of its settings decides a result: `uses`, the options and data that differ from their
+    # defaults, the data's source, and the digests of the files of each setting. Paths are no part of
+    # it, the files' content is.
+    identity: Mapping[str, Any]
+    # By setting, a digest of the sizes and times of its files when their content was digested: as
+    # long as it is the same, they need not be read again. No part of the identity.
+    file_states: Mapping[str, str] = field(default_factory=dict, compare=False)
+    # Which of its settings are axes of the sweep, as in `options.hidden`; no part of the identity.
+    axes: Sequence[str] = ()
+    # What the sweep leaves at the defaults that the code declares: settings, as in `options.lr`, and
+    # `batch_size`; no part of the identity.
+    unset: Sequence[str] = ()
+    # The files of its code, by their paths relative to the folder of its own, as in `models/wide.py`, to
+    # the SHA-256 of their content; of an installed workload the distribution and its version. None:
+    # any code (`with_any_code`).
+    code: Mapping[str, str] | None = None
+    # Of a script, with placeholders as in `{lr}`; None for a class.
+    arguments: Sequence[str] | None = None
+    target: ReportedTarget | None = None  # of a script; None where it reports no metric
+    module: str | None = None  # that a script runs as, with its package: `torchrun -m pkg.train`
+    launch: Launch = "torchrun"  # whose variables a script gets
+
+    @property
+    def is_script(self) -> bool:
+        """Return whether it is a script with its own loop, of which the harness sees the steps only."""
+        return self.arguments is not None
+
+    def require_class(self) -> None:
+        """Raise BadInput for a script, where the harness's own loop is needed."""
+        if self.is_script:
+            raise BadInput(
+                f"{self.label}: found {self.uses}, a script with its own loop; allowed for this command:"
+                " a workload class"
+            )
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every setting by its axis, as in `options.lr`."""
+        levels = {f"options.{name}": value for name, value in self.options.items()}
+        levels.update({f"data.{name}": value for name, value in self.data.items()})
+        return levels
+
+    @property
+    def file_digests(self) -> Mapping[str, str]:
+        """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
+        return self.identity.get("files") or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the matrix: a workload with every axis set."""
+
+    workload: WorkloadRef
+    axes: Axes
+    # How long it trains; the schedule of the learning rate ends there too.
+    length: Length
+    evaluate: Length  # how often the model is evaluated, besides once at the end
+    # Optimizer steps before the measured window; an attempt begins with as many.
+    warmup: Annotated[int, Between(0)]
+    # What ranks begin with, over whatever else sets these variables. It has all variables that the
+    # sweep names, of which some may be unset.
+    environment: Variables = field(default_factory=dict)
+    stop: StopRule | None = None  # None: it trains for its whole length
+    stack: Stack | None = None  # what the axis of that name stands for
+
+    def __hash__(self) -> int:
+        """Return the hash of the id, which equal cells share; mappings have none."""
+        return hash(self.id)
+
+    @cached_property  # a sweep of many trials needs it thousands of times
+    def id(self) -> str:
+        """Return the workload's name and 10 hexadecimal digits, as in `mlp-0123456789`.
+
+        The digits are the head of a SHA-256 over everything that decides the cell's result: its
+        settings and the workload's code. The seed and the repeat are the trial's, and the label is
+        for people only.
+        """
+        return f"{short_name(self.workload.uses)}-{self.digest(self.workload.code)[:10]}"
+
+    @cached_property
+    def settings_id(self) -> str:
+        """Return the id without the workload's code, which does not change with the code.
+
+        It covers the workload's settings, the axes that differ from their defaults, the
+        variables that are set, the lengths, the warm-up, the rule for stopping and the stack.
+        """
+        return f"{short_name(self.workload.uses)}-{self.digest(None)[:10]}"
+
+    def with_any_code(self) -> Cell:
+        """Return the cell as any revision of its workload's code can train it.
+
+        It has only the settings that the sweep sets. So each arm of a gate takes the others from the
+        defaults of its code.
+        """
+        workload = self.workload
+        settings = {"options": dict(workload.options), "data": dict(workload.data)}
+        for section, name in filter(None, map(setting_of, workload.unset)):
+            del settings[section][name]
+        options, data = settings["options"], settings["data"]
+        return replace(self, workload=replace(workload, code=None, options=options, data=data))
+
+    def digest(self, code: Mapping[str, str] | None) -> str:
+        """Return the SHA-256 over all settings and the code."""
+        settings: dict[str, Any] = {
+            "workload": self.workload.identity,
+            "axes": self.axes.changed,
+            "length": str(self.length),
+            "evaluate": str(self.evaluate),
+            "warmup": self.warmup,
+            "environment": self.variables_set,
+            "stop": self.stop and asdict(self.stop),
+            "stack": self.stack and asdict(self.stack),
+            "code": code,
+        }
+        return hashlib.sha256(SORTED_JSON.encode(settings).encode()).hexdigest()
+
+    @property
+    def throughput_unit(self) -> ThroughputUnit:
+        """Return steps/s for a script, whose samples may still be counted or reported."""
+        return "steps/s" if self.workload.is_script else "samples/s"
+
+    @property
+    def length_text(self) -> str:
+        """Return how long it trains, in words."""
+        if self.workload.is_script and self.length.steps is None:
+            return "the script's"
+        return str(self.length)
+
+    @property
+    def variables_set(self) -> dict[str, str]:
+        """Return the variables to set for ranks, without those to unset."""
+        return {name: value for name, value in self.environment.items() if value is not None}
+
+    def level(self, axis: str) -> Hashable:
+        """Return the value of an axis, by its name in a sweep file; None of an unset variable.
+
+        So it is of a setting that the workload does not have. Raises AttributeError for what is no
+        axis.
+        """
+        section, _, name = axis.partition(".")
+        if section in SECTIONS:
+            return hashable(getattr(self.workload, section).get(name))
+        if section == "env":
+            return self.environment.get(name)
+        if self.workload.is_script and axis not in self._axes_of_script:
+            return None  # what the script does, if anything, is not known
+        level: Hashable = self.axes.value(axis)
+        return level
+
+    @cached_property
+    def _axes_of_script(self) -> frozenset[str]:
+        """The axes that are known of a script."""
+        return script_axes(self.workload.arguments or (), self.workload.options)
+
+    @property
+    def levels(self) -> dict[str, Any]:
+        """Return the value of every axis, by its name in a sweep file."""
+        levels = self.axes.values
+        if self.workload.is_script:
+            levels = {name: levels[name] for name in levels if name in self._axes_of_script}
+        for name, value in self.environment.items():
+            levels[f"{PREFIX}{name}"] = value
+        for axis in self.workload.axes:
+            levels[axis] = self.level(axis)
+        return levels
+
+    @cached_property
+    def label(self) -> str:
+        """Return the workload and its axes for people, as in `mlp compile bf16 ddp×2 w0 b64 t1`.
+
+        After the axes that every label shows come those that differ from their defaults, as
+        `AXIS=VALUE`, the variables that are set, and the settings that are axes.
+        """
+        axes = self.axes
+        if self.workload.is_script:
+            parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
+            # Of the axes that labels of other workloads show in short, those that the script gets.
+            for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
+                if name in self._axes_of_script:
+                    parts.append(f"{name}={axis_value(axes.value(name))}")
+        else:
+            ranks = "" if axes.strategy == "single" else f"×{axes.world_size}"
+            parts = [self.workload.label, axes.execution, axes.precision, f"{axes.strategy}{ranks}"]
+            parts += [f"w{axes.num_workers}", f"b{axes.batch_size}", f"t{axes.num_threads}"]
+        for name, value in axes.changed.items():
+            if name not in LABEL_AXES and name != "batch_size":
+                parts.append(f"{name}={axis_value(value)}")
+        for name, value in self.variables_set.items():
+            parts.append(f"{name}={value}")
+        for axis in self.workload.axes:
+            parts.append(f"{short_axis(axis)}={axis_value(self.level(axis))}")
+        return " ".join(parts)
+
+
+def placeholders_of(arguments: Sequence[str]) -> list[str]:
+    """Return the names in braces among the arguments of a script, each once, in their order."""
+    return list(dict.fromkeys(PLACEHOLDER.findall(" ".join(arguments))))
+
+
+def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the axes that are known of a script.
+
+    They are those that the harness applies itself, and those that arguments name. An option
+    of the same name is what the script gets instead.
+    """
+    named = set(placeholders_of(arguments)) - set(options)
+    if "rank_batch_size" in named:  # a rank's share of it
+        named.add("batch_size")
+    return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
+
+
+def changes_recipe(axis: str) -> bool:
+    """Return whether an axis changes the computation, so that cells are not meant to agree.
+
+    The axes of `RECIPE_AXES` do, and so do all options and data of a workload.
+    """
+    return axis in RECIPE_AXES or setting_of(axis) is not None
+
+
+def axis_names(cells: Iterable[Cell]) -> list[str]:
+    """Return the names of all axes of some cells: the harness's, then variables and settings."""
+    names = dict.fromkeys(AXES)  # an ordered set
+    for cell in cells:
+        for variable in cell.environment:
+            names[f"{PREFIX}{variable}"] = None
+        names.update(dict.fromkeys(cell.workload.axes))
+    return list(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One execution of a cell."""
+
+    cell: Cell
+    seed: Seed  # of parameters, data order and dropout
+    repeat: Repeat = 0  # tells trials apart that have everything else in common; counted from 0
+
+    @cached_property
+    def id(self) -> str:
+        """Return the cell's id with seed and repeat: the name of the trial's folder."""
+        return f"{self.cell.id}-s{self.seed}-r{self.repeat}"
+
+
+def axis_value(value: Any) -> str:
+    """Return a value of an axis as a sweep file spells it: `bf16`, `2`, `true`, `null`."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
+
+
+def hashable(value: Any) -> Hashable:
+    """Return a value of a setting with tuples for lists, and texts for mappings."""
+    if isinstance(value, list | tuple):
+        return tuple(map(hashable, value))
+    level: Hashable = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+    return level
+
+
+def short_axis(axis: str) -> str:
+    """Return the name of an axis without its section: `hidden` of `options.hidden`.
+
+    It stays whole where it would be taken for another axis, as `options.lr`.
+    """
+    section, _, name = axis.partition(".")
+    is_short = section in ("env", *SECTIONS) and name not in AXES
+    return name if is_short else axis
+
+
+@cache
+def short_name(uses: str) -> str:
+    """Return `mlp` for `mlp`, `spiral` for `examples/spiral.py:Spiral`.
+
+    The name is safe in a folder's name: lower case letters, digits and hyphens.
+    """
+    class_name = uses.rpartition(":")[2].lower()
+    if class_name.endswith(".py"):  # a script
+        class_name = class_name.rpartition("/")[2].removesuffix(".py")
+    safe = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")
+    return safe or "workload"
+
+
+def without_defaults(settings: Settings) -> dict[str, Any]:
+    """Return the settings of a workload that differ from their defaults, by name; paths are left out.
+
+    So a setting that is added later, with a default, changes no existing id. One without a default is
+    always included.
+    """
+    defaults = declared_defaults(settings)
+    changed: dict[str, Any] = {}
+    for name, value in settings.identity().items():
+        if not same_value(value, defaults.get(name, MISSING)):
+            changed[name] = value
+    return changed
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Return whether two values of a setting are equal; to Python, True equals 1."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
+
+
+def declared_defaults(settings: Any) -> dict[str, Any]:
+    """Return the default of each field of a dataclass by name, MISSING for a field without one."""
+    defaults: dict[str, Any] = {}
+    for setting in fields(settings):
+        if setting.default_factory is not MISSING:
+            defaults[setting.name] = setting.default_factory()
+        else:
+            defaults[setting.name] = setting.default
+    return defaults

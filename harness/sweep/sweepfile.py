@@ -1,0 +1,264 @@
+"""The keys of a sweep file, its short forms, and the flags that change it: `--set` and `--data`.
+
+Short forms are replaced by what they stand for, and flags change the content, before the content is
+checked. So nothing after that knows which form was written, a value from the command line is checked
+as one in the file is, and its errors name the flag in place of the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta
+
+from harness.core.errors import BadInput, did_you_mean
+from harness.core.validation import Key, members_by_source, shown
+from harness.sweep.axes import AXIS_TYPES
+from harness.sweep.cell import (
+    SOURCE,
+    Fingerprints,
+    Length,
+    Profiling,
+    StopRule,
+    is_axis,
+    setting_of,
+)
+from harness.sweep.document import Document, parse_value
+from harness.sweep.environment import axis_hint
+from harness.sweep.saving import CheckpointRules
+from harness.sweep.stack import Stack
+from harness.sweep.workload import Seeds, WorkloadEntry, declaration_of
+from workloads.catalog import BUILT_IN
+from workloads.settings import Between
+
+ONE_EPOCH = Length(epochs=1)
+NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z"
+)  # of a sweep, and so of its folder; of a stack
+NAME_CHARACTERS = "letters, digits, ., - and _, at most 200"
+Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}", description=NAME_CHARACTERS)]
+# Of a workload, which may be its file and class.
+Label = Annotated[str, Meta(pattern=r"^\w[\w.:/ -]{0,199}\Z", description=NAME_CHARACTERS)]
+LABEL_BEFORE_PATH = re.compile(r"[\w.:-]+(?==)")
+LENGTH = re.compile(r"(?P<count>[1-9][0-9]{0,17}) *(?P<unit>epoch|step)s?")
+LENGTHS = ("length", "evaluate")  # the keys whose value is a length
+# A typing error must not fill the memory with trials.
+MAX_SEEDS = MAX_REPEATS = 10_000
+MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepKeys:
+    """The keys of a sweep file that are those of the sweep too, and their defaults."""
+
+    name: str  # decides the folder of the results; that of the file unless it is given
+    seeds: Seeds = field(default_factory=lambda: [0])  # of every workload that sets none
+    repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
+    checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
+    profile: Profiling | None = None
+    fingerprints: Fingerprints | None = None
+    timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
+    stacks: dict[Name, Stack] = field(default_factory=dict)  # the values of the axis `stack`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFile(SweepKeys):
+    """All keys of a sweep file and their defaults."""
+
+    name: Name
+    workloads: dict[Label, WorkloadEntry]  # by label
+    length: Length = ONE_EPOCH
+    evaluate: Length = ONE_EPOCH  # how far apart evaluations are
+    stop: StopRule | None = None  # None: every trial has its whole length
+    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
+    warmup: Annotated[int, Between(0)] | None = None
+    # `harness.sweep.matrix` checks the following, because their types depend on the axis.
+    matrix: dict[str, Any] = field(default_factory=dict)
+    zip: list[dict[str, Any]] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    include: list[dict[str, Any]] = field(default_factory=list)
+
+
+# In the order of the class.
+SWEEP_KEYS = [key.name for key in fields(SweepFile)]
+
+
+def read_sweep_file(document: Document, sets: Sequence[str], data: Sequence[str]) -> SweepFile:
+    """Return the checked keys of a sweep file, `--set` and then `--data` applied; raises BadInput.
+
+    The file is checked before the first flag and after each flag. So flags find mappings where they
+    look for them, and a mistake is reported where it was made.
+    """
+    document.content.setdefault("name", Path(document.source_of(())).stem)
+    file = _validate(document)
+    # Paths of data come after flags that may have chosen a source which reads files.
+    flags: list[tuple[Callable[[Document, str], None], Sequence[str]]]
+    flags = [(_apply_set, sets), (apply_data, data)]
+    for apply, texts in flags:
+        for text in texts:
+            apply(document, text)
+            file = _validate(document)
+    _check_counts(document, file)
+    return file
+
+
+def _validate(document: Document) -> SweepFile:
+    """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
+    content = document.content
+    _expand(document, (), content)
+    checkpoint = content.get("checkpoint")
+    if isinstance(checkpoint, str):
+        if checkpoint != "best":
+            hint = did_you_mean(checkpoint, ["best", "{every: 10m, keep: 2}"])
+            raise document.error(("checkpoint",), f"found {checkpoint!r}; {hint}")
+        content["checkpoint"] = {"best": True}
+    workloads: Any = content.get("workloads")
+    for label, entry in workloads.items() if isinstance(workloads, dict) else ():
+        if entry is None or isinstance(entry, str):
+            workloads[label] = {"uses": entry}
+        elif isinstance(entry, dict):
+            _expand(document, ("workloads", label), entry)
+            if isinstance(entry.get("target"), str):
+                entry["target"] = {"name": entry["target"]}
+    file: SweepFile = document.validate(SweepFile, content)
+    return file
+
+
+def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
+    """Replace the short forms among the keys of the sweep, or of a workload, which is at `key`.
+
+    `seeds: 3` are the seeds 0, 1 and 2, and `5 epochs` is the length {epochs: 5}.
+    """
+    seeds = content.get("seeds")
+    if type(seeds) is int:
+        if not 1 <= seeds <= MAX_SEEDS:
+            allowed = f"how many seeds, from 1 to {MAX_SEEDS:,}, or a list of them ([{seeds}])"
+            raise document.error((*key, "seeds"), f"found {seeds}; allowed: {allowed}")
+        content["seeds"] = list(range(seeds))
+    for name in LENGTHS:
+        length = content.get(name, {})
+        if not isinstance(length, dict):
+            match = LENGTH.fullmatch(str(length).strip())
+            if match is None:
+                allowed = "a length such as 5 epochs or 300 steps"
+                raise document.error((*key, name), f"found {shown(length)}; allowed: {allowed}")
+            content[name] = {f"{match['unit']}s": int(match["count"])}
+
+
+def _check_counts(document: Document, file: SweepFile) -> None:
+    """Raise BadInput for no workloads, and for seeds that are none or repeated."""
+    if not file.workloads:
+        hint = did_you_mean("", BUILT_IN)
+        raise document.error(("workloads",), f"found none; {hint}, or a class of yours")
+    all_seeds: dict[Key, Seeds | None] = {("seeds",): file.seeds}
+    for label, entry in file.workloads.items():
+        all_seeds["workloads", label, "seeds"] = entry.seeds
+    for key, seeds in all_seeds.items():
+        # Two trials of one seed would share an id; that is what `repeats` is for.
+        if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
+            raise document.error(key, f"found {shown(seeds)}; allowed: at least one, each once")
+
+
+def _apply_set(document: Document, text: str) -> None:
+    """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
+
+    An axis, seeds and lengths hold for all workloads then, those that have their own included.
+    Raises BadInput for an unknown key or a value that is no YAML.
+    """
+    name, equals, value = text.partition("=")
+    name, source = name.strip(), f"--set {text}"
+    key, entries = tuple(name.split(".")), document.content["workloads"]
+    if not equals or not name:
+        allowed = "--set axis=value[,value…] or --set some.key=value"
+        raise BadInput(f"{source}: found no '='; allowed: {allowed}")
+    if is_axis(name):
+        _replace_axis(document, name, _parse_list(value, source), source)
+        return
+    if key[0] not in SWEEP_KEYS:
+        lengths = ["length.epochs", "length.steps"]
+        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *SWEEP_KEYS, *lengths])
+        raise BadInput(f"{source}: unknown axis or key; {hint}")
+    if key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
+        raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
+    if key[0] in ("seeds", *LENGTHS):
+        for entry in entries.values():
+            entry.pop(key[0], None)
+    # Else it is a number of seeds, or a list in brackets.
+    parse = _parse_list if name == "seeds" and "," in value else parse_value
+    parsed = parse(value, source)
+    if len(key) > 1 and key[-2] in LENGTHS and key[-1] in ("steps", "epochs"):
+        # A length has one of the two, never both: the new one replaces the other.
+        key, parsed = key[:-1], {key[-1]: parsed}
+    document.put(key, parsed, source)
+
+
+def _replace_axis(document: Document, axis: str, values: Any, source: str) -> None:
+    """Have the matrix alone decide an axis, whatever decided it in the file.
+
+    The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are; included
+    points take the value if it is the only one.
+    """
+    section, name = setting_of(axis) or ("axes", axis)
+    for entry in document.content["workloads"].values():
+        entry.get(section, {}).pop(name, None)
+    for group in document.content.get("zip", []):
+        group.pop(axis, None)
+    document.put(("matrix", axis), values, source)
+
+
+def _parse_list(value: str, source: str) -> Any:
+    """Return the list in `a,b` or `[a, b]`; a single value is a list of one.
+
+    `[1],[2]` are two values that are lists themselves.
+    """
+    wrapped = parse_value(f"[{value}]", source)
+    if value.lstrip().startswith("[") and len(wrapped) == 1:
+        return wrapped[0]
+    return wrapped
+
+
+def apply_data(document: Document, text: str) -> None:
+    """Apply `--data`: `PATH` for every workload that reads data from files, `LABEL=PATH` for one.
+
+    It sets `data.path`. Raises BadInput for an unknown label, where no workload has this setting, and
+    for a workload that can't be loaded. That the files exist is checked when the workload is planned.
+    """
+    entries = document.content["workloads"]
+    match, path = LABEL_BEFORE_PATH.match(text), text
+    if match is not None and not Path(text).exists():
+        path, labels = text[match.end() + 1 :], [match[0]]
+        if match[0] not in entries:
+            raise BadInput(f"--data {text}: found {match[0]!r}; {did_you_mean(match[0], entries)}")
+    else:
+        labels = [label for label in entries if _has_path(document, label)]
+    if not labels:
+        problem = "found no workload that reads data from files"
+        allowed = "LABEL=PATH, for a workload whose `Data` has the setting `path`"
+        raise BadInput(f"--data {text}: {problem}; allowed: {allowed}")
+    for label in labels:
+        # Absolute, because paths in a sweep file are relative to the file and this one is not.
+        absolute = str(Path(path).absolute())
+        document.put(("workloads", label, "data", "path"), absolute, f"--data {text}")
+
+
+def _has_path(document: Document, label: str) -> bool:
+    """Return whether the data of a workload have a setting `path`, of a source that the sweep chooses.
+
+    An unknown source counts, since planning reports it.
+    """
+    key = ("workloads", label)
+    entry: WorkloadEntry = document.validate(
+        WorkloadEntry, document.content["workloads"][label], key
+    )
+    members = members_by_source(declaration_of(document, label, entry).data)
+    own = entry.data.get(SOURCE, next(iter(members)))
+    chosen = document.content.get("matrix", {}).get(f"data.{SOURCE}", own)
+    for source in chosen if isinstance(chosen, list) else [chosen]:
+        kind = members.get(str(source))
+        if kind is None or "path" in get_type_hints(kind):
+            return True
+    return False

@@ -1,0 +1,191 @@
+"""Shows `harness compare` and `harness baseline`: tables, the conclusion, and the same as JSON.
+
+Verdicts come from `harness.analysis.compare`; this module decides nothing, it only says what they
+mean. In all of it A is the reference and B what is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.analysis.baseline import Saved
+from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
+from harness.statistics.attribution import Attribution
+from harness.statistics.estimate import FEWEST_SESSIONS, POWER
+from harness.statistics.verdict import ALPHA, MetricVerdict
+from harness.sweep.cell import axis_value
+from harness.view.sweep import effects_table, verdict_badge
+from harness.view.value import LARGEST_EFFECT, Kind, Styled, Value, effect_of, write
+from harness.view.view import Table, View
+
+# Groups have wider intervals: trials without a partner of the same seed, or that were not measured in turn.
+UNITS = {"pairs": "", "trials": " unpaired", "sessions": " sessions"}
+
+
+def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[str]) -> View:
+    """Return the table, what the sides differ in, and a last line that explains the exit code.
+
+    With several sides B, a column says which of them a row is about.
+    """
+    numbers: dict[str, Kind] = dict.fromkeys(["A", "B", "pairs", "detectable"], "number")
+    columns = ["cell", "side", "metric", "A", "B", "B against A", "pairs", "verdict", "detectable"]
+    table = Table(columns, numbers, optional=["detectable"])
+    for match in comparison.matches:
+        label: str | None = _match_label(match)
+        side = match.b_side if len(b_names) > 1 else None
+        for row in match.rows:
+            table.add_row(label, side, *_row(row))
+            label = side = ""  # only in the first row of a match
+        # Nothing about it is uncertain, so that it has no verdict.
+        bits = f"{match.same_bits} of {match.pairs}" if match.pairs else None
+        table.add_row("", side, "same bits", "", "", bits, "", "", "")
+    sides: list[str | Styled] = [
+        Styled("A ", "strong"),
+        f"{a_name}   ",
+        Styled("B ", "strong"),
+        ", ".join(b_names),
+    ]
+    lines: list[Value] = [f"other {difference}" for difference in comparison.differences]
+    lines += [Styled(f"missing {missing}", "open") for missing in comparison.missing]
+    lines += comparison.notes
+    lines += [
+        Styled(_legend(comparison), "quiet"),
+        Styled(_conclusion(comparison), "strong"),
+    ]
+    result = {
+        "a": a_name,
+        "b": b_names,
+        "exit_code": comparison.exit_code,
+        "rules": comparison.rules,
+        "differences": comparison.differences,
+        "missing": comparison.missing,
+        "notes": comparison.notes,
+        "rows": comparison_rows(comparison),
+    }
+    return View(result=result, heading=[sides], tables=[table], lines=lines)
+
+
+def _match_label(match: Match) -> str:
+    """Return the cell of B, with the settings of A's cell where they differ, as with `--by`."""
+    label = match.b.cell.label
+    if match.a.cell.settings_id == match.b.cell.settings_id:
+        return label
+    differences = setting_differences(match.a.cell, match.b.cell)
+    settings = [f"{name}={axis_value(value)}" for name, (value, _) in differences.items()]
+    return f"{label} against {' '.join(settings)}"
+
+
+def _row(row: MetricRow) -> list[Value]:
+    """Return the values of a row on one metric."""
+    kind: Kind = "rate" if row.metric.relative else "metric"
+    estimate = row.verdict.estimate
+    return [
+        row.metric.name,
+        write(row.verdict.mean_a, kind),
+        write(row.verdict.mean_b, kind),
+        effect_of(row.verdict),
+        f"{estimate.count}{UNITS[estimate.unit]}",
+        verdict_badge(row),
+        detectable_effect(row.verdict),
+    ]
+
+
+def detectable_effect(verdict: MetricVerdict) -> str | None:
+    """Return the smallest effect that would have been detected: `1.2%`, `0.0034`."""
+    size = verdict.min_detectable_effect
+    if size is None:
+        return None
+    if not verdict.metric.relative:
+        return write(size, "metric")
+    return f">{LARGEST_EFFECT:,.0%}" if size > LARGEST_EFFECT else f"{size:.1%}"
+
+
+def _legend(comparison: CellComparison) -> str:
+    """Return what counts as a change; verdicts depend on options that are not in the table."""
+    rules = comparison.rules
+    return (
+        f"a change: significant at {rules.alpha:.0%} over all rows (Holm), and of at least"
+        f" {rules.min_effect:.1%} of throughput or {rules.accuracy_margin:g} of the target metric; the"
+        " same: shown to be less; intervals are those of the tests; detectable: detected"
+        f" {POWER:.0%} of the time; speeds are geometric means"
+    )
+
+
+def _conclusion(comparison: CellComparison) -> str:
+    """Return the meaning of the exit code (`CellComparison.exit_code`).
+
+    Cells that are worse are named; where none is, it says what would settle what is open.
+    """
+    worse = []
+    for row in comparison.rows:
+        if row.verdict.outcome == "worse":
+            worse.append(f"{row.b.cell.label}: {row.verdict.label}")
+    if worse:
+        return "; ".join(worse)
+    if comparison.exit_code:
+        return "inconclusive: more seeds, repeats or longer trials narrow intervals, or cells are missing"
+    return "nothing is worse"
+
+
+def comparison_rows(comparison: CellComparison) -> list[dict[str, Any]]:
+    """Return each metric of each match: the means, the effect with its interval, and the verdict."""
+    rows = []
+    for match in comparison.matches:
+        for row in match.rows:
+            verdict = row.verdict
+            low, high = verdict.interval or (None, None)
+            rows.append(
+                {
+                    "cell": match.b.cell.label,
+                    "reference": match.a.cell.label,
+                    "b_side": match.b_side,
+                    "metric": row.metric.name,
+                    "higher_is_better": row.metric.higher_is_better,
+                    "relative": row.metric.relative,
+                    "a": row.verdict.mean_a,
+                    "b": row.verdict.mean_b,
+                    "value": verdict.effect,
+                    "low": low,
+                    "high": high,
+                    "confidence": verdict.confidence,
+                    "count": verdict.estimate.count,
+                    "paired": verdict.estimate.paired,
+                    "verdict": verdict.label,
+                    "outcome": verdict.outcome,
+                    "p_change": verdict.p_change,
+                    "p_same": verdict.p_same,
+                    "min_detectable_effect": verdict.min_detectable_effect,
+                    "same_bits": match.same_bits,
+                    "pairs": match.pairs,
+                }
+            )
+    return rows
+
+
+def saved_view(saved: Sequence[Saved]) -> View:
+    """Return a line for each baseline that was written."""
+    lines: list[Value] = []
+    for baseline in saved:
+        action = "replaced" if baseline.replaced else "saved"
+        count = len(baseline.result.sessions)
+        needed = f"{count} of {FEWEST_SESSIONS} sessions that a verdict on speed takes"
+        lines.append(f"{action} {baseline.path}  {baseline.result.cell.label}, {needed}")
+    return View(lines=lines)
+
+
+def effects_view(attributions: Mapping[str, Attribution]) -> View:
+    """Return a table for each workload: a line for every level of an axis, then for every two.
+
+    `attributions` are by the workload's label.
+    """
+    tables = [effects_table(label, attribution) for label, attribution in attributions.items()]
+    lines: list[Value] = []
+    for attribution in attributions.values():
+        for term in attribution.unknown:
+            lines.append(f"{' and '.join(term)}: can't be separated from the other axes")
+    legend = (
+        "of one axis: averaged over the values of the others; of two: how much more the first"
+        f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm)"
+    )
+    return View(result=attributions, tables=tables, lines=[*lines, Styled(legend, "quiet")])

@@ -1,0 +1,180 @@
+"""The console that every command prints through: draws views for a terminal, and their results as JSON.
+
+Texts come from sweep files, workloads, ranks and other machines. Rich would turn `:fire:` in them into a
+picture, take `[bold]` for markup and pass escape sequences on to the terminal; this console does none of it.
+
+`harness plan` imports this module and must start at once: it loads neither NumPy nor SciPy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import rich.table
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.segment import Segments
+from rich.text import Text
+
+from harness.core.progress import progress_shown_by
+from harness.records.record import Record
+from harness.sweep.cell import Cell, Trial
+from harness.view.value import Kind, Look, Value, pieces
+from harness.view.view import Field, Table, View
+
+STYLES: Mapping[Look, str] = {  # Rich's
+    "plain": "",
+    "strong": "bold",
+    "better": "green",
+    "same": "",
+    "worse": "bold red",
+    "failed": "red",
+    "invalid": "magenta",
+    "open": "yellow",
+    "quiet": "dim",
+}
+# Properties of results that JSON has as well as their fields.
+ANSWERS = ("exit_code", "is_same", "rung", "suggested")
+LONGEST_WORD = 24  # columns of a word that is not broken, as an id or a verdict
+WIDEST = 10_000  # columns of a table where nobody looks on
+
+
+class TerminalConsole(Console):
+    """A console without markup and without pictures for words."""
+
+    def __init__(self, **options: Any) -> None:
+        """Make a console; `options` are those of rich."""
+        super().__init__(highlight=False, emoji=False, markup=False, **options)
+
+    def say(self, line: Value, *, wraps: bool = True) -> None:
+        """Print a line; on a terminal it breaks between words unless it is a command or has a path."""
+        text = as_text(line)
+        longest = max(map(len, text.plain.split()), default=0)
+        is_whole = not wraps or not self.is_terminal or longest > self.width
+        self.print(text, soft_wrap=is_whole)
+
+    def draw(self, table: Table) -> None:
+        """Print a table, on a terminal as wide as that is.
+
+        Columns that are optional are left out of a terminal that is too narrow, then texts wrap. Where
+        nobody looks on, as in a pipe, lines are as long as they have to be.
+        """
+        rows = table.drawn()
+        if table.title and rows:
+            self.say(table.title)
+        unlimited = self.options.update(width=WIDEST)
+        options = self.options if self.is_terminal and not table.is_unlimited else unlimited
+        left_out: list[str] = []
+        for column in table.optional:
+            if Measurement.get(self, unlimited, as_rich(rows)).maximum <= options.max_width:
+                break
+            left_out.append(column)
+            rows = table.drawn(left_out)
+        if rows:
+            self.print(Segments(self.render(as_rich(rows), options)), soft_wrap=True)
+
+    def show(self, view: View) -> None:
+        """Print a view."""
+        for line in view.heading:
+            self.say(line)
+        for table in view.tables:
+            self.draw(table)
+        for line in view.lines:
+            self.say(line)
+        if view.next:
+            self.say(f"next  {view.next}", wraps=False)
+
+
+def show(view: View, *, as_json: bool = False) -> None:
+    """Print a view, or its result as JSON."""
+    if as_json:
+        print_json(view.result)
+    else:
+        TerminalConsole().show(view)
+
+
+def as_text(line: Value, kind: Kind = "text") -> Text:
+    """Return a line or a field as Rich draws it, without characters that a terminal obeys."""
+    text = Text()
+    for piece in pieces(line, kind):
+        printable = [letter for letter in piece.text if letter.isprintable() or letter == "\n"]
+        text.append("".join(printable), style=STYLES[piece.look])
+    return text
+
+
+def as_rich(rows: Sequence[Sequence[Field]], *, is_live: bool = False) -> rich.table.Table:
+    """Return a table as Rich draws it: texts wrap where it is too wide, numbers at blanks only.
+
+    Where it `is_live`, texts are cut off instead: each row has one line.
+    """
+    drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, field in enumerate(rows[0] if rows else ()):
+        words = [word for row in rows for word in row[number].text.split()]
+        drawn.add_column(
+            Text(field.column),
+            justify="right" if field.is_number else "left",
+            no_wrap=is_live and field.is_number,
+            min_width=0 if is_live else min(LONGEST_WORD, max(map(cell_len, words), default=0)),
+            overflow="fold",
+        )
+    for row in rows:
+        texts = []
+        for field in row:
+            text = as_text(field.value, field.kind)
+            if is_live:
+                text.no_wrap, text.overflow = True, "ellipsis"
+            texts.append(text)
+        drawn.add_row(*texts)
+    return drawn
+
+
+def print_json(result: Any) -> None:
+    """Print what a command has come to as JSON for other programs: numbers are not rounded."""
+    print(json.dumps(_jsonable(result), indent=1, default=str))
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a result as JSON can hold it: the fields of an object, and what it answers.
+
+    A cell is its id and its label, and a trial or a record has that and its own id. JSON has no infinity:
+    a bound without a limit is null.
+    """
+    if isinstance(value, Record):
+        value = value.trial
+    if isinstance(value, Cell):
+        value = {"id": value.id, "label": value.label}
+    elif isinstance(value, Trial):
+        value = {"id": value.id, "cell": value.cell, "seed": value.seed}
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        names += [name for name in ANSWERS if hasattr(type(value), name)]
+        value = {name: getattr(value, name) for name in names}
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_jsonable, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr and next to it what is being done; yield what writes it.
+
+    `activity` comes before each text. Redrawn rarely: this process may share the machine with what
+    it measures.
+    """
+    console = TerminalConsole(stderr=True)
+    with console.status(as_text(activity), refresh_per_second=2) as status:
+
+        def show_progress(text: str) -> None:
+            """Write what is being done."""
+            status.update(as_text(f"{activity} {text}".strip()))
+
+        with progress_shown_by(show_progress):
+            yield show_progress

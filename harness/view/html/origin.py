@@ -1,0 +1,144 @@
+"""Where the numbers come from: what went wrong, what they were measured with, how to repeat them.
+
+All of it is read from records, which may hold any text. The page escapes it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.core.import_path import ROOT
+from harness.core.paths import Results, SweepFolder
+from harness.core.text import listed
+from harness.records.code import Repository
+from harness.records.differences import as_text, environment_fields
+from harness.records.environment import Environment
+from harness.records.record import Record
+from harness.sweep.sweep import Sweep, ready_sweeps
+from harness.view.view import Table
+
+
+def troubles(
+    records: Sequence[Record], folder: SweepFolder
+) -> list[tuple[Record, list[str], Path]]:
+    """Return the trials that something went wrong with, each with the reasons and a log.
+
+    They are the failed, the invalid and the interrupted ones, and those that are done after an
+    earlier attempt had failed. The log is that of the rank that failed, or of the launcher.
+    """
+    found = []
+    for record in records:
+        reasons = [str(record.failure)] if record.failure else []
+        reasons += record.violations
+        reasons += [f"an earlier attempt: {earlier}" for earlier in record.previous_failures]
+        trial_folder = folder.trial_folder(record.trial.id)
+        log = trial_folder.launch_log
+        if record.failure and record.failure.log:
+            log = trial_folder.path / record.failure.log
+        if reasons:
+            found.append((record, reasons, log))
+    return found
+
+
+def environment_table(records: Sequence[Record]) -> Table:
+    """Return every setting of the trials' hardware, software and variables, with its values.
+
+    Several values are a warning to whoever compares the trials.
+    """
+    values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
+    previous: Environment | None = None
+    for record in records:
+        # Most trials have the same as the one before.
+        if record.environment is None or record.environment == previous:
+            continue
+        previous = record.environment
+        for name, value in environment_fields(previous).items():
+            if value not in ("", None):
+                values.setdefault(name, {})[as_text(value)] = None
+    table = Table(["setting", "value"])
+    for name, different in values.items():
+        table.add_row(name, listed(list(different)))
+    return table
+
+
+def recipe(
+    sweep: Sweep, records: Sequence[Record], folder: SweepFolder
+) -> tuple[list[str], list[str]]:
+    """Return the commands that measure a sweep again, and warnings of what they do not bring back.
+
+    They have the user's code, the harness and the packages of the trial that ended last.
+    """
+    last = max(records, key=lambda record: (record.environment is not None, record.ended))
+    environment = last.environment
+    repository = environment.repository if environment else None
+    commands, warnings = _checkout(sweep, repository, folder)
+    code = environment.code if environment else None
+    if code is not None and code.commit and (not repository or code.commit != repository.commit):
+        changes = ", which had uncommitted changes" if code.dirty else ""
+        commands += [f"# in a checkout of the harness{changes}", f"git checkout {code.commit}"]
+    repositories = [record.environment.repository for record in records if record.environment]
+    if any(other != repository for other in repositories):
+        warnings.append("The trials ran on several commits; the commands use the last one.")
+    results = Results(folder.path.parent.parent)
+    commands += [
+        _install_command(environment),
+        _run_command(sweep, records),
+        "# its trials again, compared with what they computed",
+        f"{shlex.join(['harness', 'reproduce', sweep.name])}{results.flag}",
+    ]
+    return commands, warnings
+
+
+def _checkout(
+    sweep: Sweep, repository: Repository | None, folder: SweepFolder
+) -> tuple[list[str], list[str]]:
+    """Return the commands that bring back the user's code, and warnings of what they do not."""
+    if repository is None or not repository.commit:
+        if sweep.source.is_relative_to(ROOT):  # it comes with the harness
+            return [], []
+        return [], [
+            f"{sweep.source} and the code of its workloads are in no git repository, so that no commit"
+            " brings them back. Keep the files, or commit them and run again."
+        ]
+    commands = [f"# in the repository of {sweep.source}", f"git checkout {repository.commit}"]
+    if repository.diff is not None:
+        path = folder.diff_path(repository.diff).absolute()
+        commands.append(shlex.join(["git", "apply", str(path)]))
+    elif repository.dirty:
+        return commands, ["Your uncommitted changes were not kept."]
+    return commands, []
+
+
+def _install_command(environment: Environment | None) -> str:
+    """Return the command that installs the packages of a trial, in the versions that it had.
+
+    Builds of torch for CUDA are not on PyPI, but on their own index.
+    """
+    command = ["pip", "install", "."]
+    if environment is not None:
+        software = environment.software
+        command += [f"{name}=={version}" for name, version in software.packages.items()]
+        build = software.torch.partition("+")[2]  # `cu128` of `2.11.0+cu128`
+        if build:
+            command += ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
+    return shlex.join(command)
+
+
+def _run_command(sweep: Sweep, records: Sequence[Record]) -> str:
+    """Return the command that runs a sweep as it was run last, with all repeats that it had.
+
+    A sweep that comes with the harness is called by its name, any other by its path.
+    """
+    source = str(sweep.source)
+    ready = ready_sweeps().get(sweep.source.stem)
+    # Not a user's own `matrix.yaml`. The harness may be installed elsewhere than where the sweep ran.
+    if ready is not None and sweep.source.parts[-3:] == ready.parts[-3:]:
+        source = sweep.source.stem
+    command = ["harness", "run", source, *sweep.options]
+    # `--until` adds repeats.
+    repeats = max(sweep.repeats, *(record.trial.repeat + 1 for record in records))
+    if repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):
+        command += ["--set", f"repeats={repeats}"]
+    return shlex.join(command)

@@ -1,0 +1,142 @@
+"""The report of a sweep as one HTML page of seven sections.
+
+They are the summary, the cells, the effects of axes, curves, failures, parity, and the environment
+with a recipe. The page is a single file without a script and without an address, so that it can be
+mailed, kept with a result and printed. A section without content is not shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from harness.analysis.cells import naming_axes, shown_seeds
+from harness.analysis.parity import read_known_parity
+from harness.analysis.result import UNRECORDED
+from harness.analysis.sweep_result import SweepResult
+from harness.core.errors import BadInput
+from harness.core.paths import Results, write_atomically
+from harness.core.text import counted
+from harness.records.store import RecordedSweep
+from harness.view.findings import conclusions, remarks
+from harness.view.html import origin, plots
+from harness.view.names import cell_names
+from harness.view.parity import parity_view
+from harness.view.sweep import LEGEND, cells_table, effects_table
+from harness.view.value import Effect, duration
+from harness.view.view import Table
+
+MAX_CURVES = 40  # cells of a workload whose losses are read: the fastest
+MAX_TROUBLES = 20  # trials that are described with their logs
+REACH = 4.0  # how many times beyond a ratio the scale goes for its interval
+
+
+def write_report(path: Path, results: Results, recorded: RecordedSweep) -> None:
+    """Write the report of a sweep that has run; raises BadInput as `render` does."""
+    write_atomically(path, render(results, recorded))
+
+
+def render(results: Results, recorded: RecordedSweep) -> str:
+    """Return the report of a sweep that has run; the same records give the same text.
+
+    Raises BadInput if there are no records.
+    """
+    sweep, records = recorded.sweep, recorded.records
+    if not records:
+        raise BadInput(f"{sweep.name}: found no records; allowed: a sweep that has run")
+    folder = results.sweep_folder(sweep.name)
+    result = SweepResult.of_records(sweep, records)
+    parity = read_known_parity(folder, result.cells)
+    names = cell_names(result.all_cells)
+    tables, curves = [], []
+    for label in result.workloads:
+        tables.append(cells_table(result, label, parity, wide=True))
+        ranking = result.ranking(label)[:MAX_CURVES]
+        done = {names[cell.cell.id]: result.done_records(cell.cell) for cell in ranking}
+        target = next((cell.target.name for cell in ranking if cell.target), "target metric")
+        curves.append(plots.plot(label, "training loss", done, plots.losses))
+        curves.append(plots.plot(label, target, done, plots.metrics))
+    effects = []
+    for label, attribution in result.attributions.items():
+        # The effect of a single axis is what the verdicts on its cells say.
+        if len(naming_axes([cell.cell for cell in result.workloads[label]])) > 1:
+            effects.append(effects_table(label, attribution))
+    failures = origin.troubles(records, folder)
+    commands, warnings = origin.recipe(sweep, records, folder)
+    loader = jinja2.PackageLoader("harness.view.html")
+    templates = jinja2.Environment(
+        loader=loader,
+        autoescape=True,  # a name or a log may hold markup
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template("report.html").render(
+        style=Markup(loader.get_source(templates, "report.css")[0]),
+        sweep=sweep,
+        overview=_overview(recorded, result),
+        sentences=conclusions(result),
+        remarks=remarks(result, records),
+        cells=tables,
+        legend=LEGEND,
+        effects=effects,
+        curves=[curve for curve in curves if curve is not None],
+        failures=failures[:MAX_TROUBLES],
+        more_failures=len(failures[MAX_TROUBLES:]),
+        parity=parity_view(parity).tables if parity else (),
+        environment=origin.environment_table(records),
+        commands="\n".join(commands),
+        warnings=warnings,
+        drawing=drawing_of,
+    )
+
+
+def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
+    """Return the terms at the top of the page: how much was measured, when and on what.
+
+    Times are in UTC, so that the page does not depend on who writes it.
+    """
+    sweep, records = recorded.sweep, recorded.records
+    started = min(record.started for record in records)
+    ended = max(record.ended for record in records)
+    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
+    counts = Counter(f"{record.status}" for record in records)
+    counts["not run"] = sum(cell.left_out.get(UNRECORDED, 0) for cell in result.cells)
+    counts["unreadable"] = len(recorded.unreadable)
+    counts["of other code or settings"] = recorded.other_count
+    trials = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    hardware = {key: None for cell in result.cells for key in cell.hardware}
+    return {
+        "cells": f"{len(result.cells):,} of {counted(len(result.workloads), 'workload')}",
+        "trials": f"{trials}, {counted(len(shown_seeds(sweep, records)), 'seed')}",
+        "measured": f"{moment}, in {duration(ended - started)}",
+        "on": "; ".join(hardware) or "unknown hardware",
+    }
+
+
+def drawing_of(table: Table) -> Callable[[float], float]:
+    """Return a function that places the ratios of a table on a line, in percent of its length.
+
+    The scale is logarithmic and has 1, all ratios, and the bounds that are within REACH of them.
+    """
+    drawn = [1.0]
+    for value in itertools.chain.from_iterable(table.rows):
+        if isinstance(value, Effect) and 0 < value.value < math.inf:
+            ends = (value.value, *(value.bounds or ()))
+            drawn += [end for end in ends if 1 / REACH <= end / value.value <= REACH]
+    low, high = math.log(min(drawn)), math.log(max(drawn))
+    margin = max(high - low, 0.02) / 20
+
+    def place(value: float) -> float:
+        """Return where a ratio is; one beyond the scale is at its end."""
+        inside = min(max(value, math.exp(low)), math.exp(high))
+        return 100 * (math.log(inside) - low + margin) / (high - low + 2 * margin)
+
+    return place

@@ -1,0 +1,89 @@
+"""Names cells by the axes in which they differ, and the values of axes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.analysis.cells import naming_axes
+from harness.sweep.axes import AXES, DEFAULTS
+from harness.sweep.cell import LABEL_AXES, Cell, axis_value, short_axis
+
+MOST_NAMED = 4  # axes of which a cell's name has all values
+ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
+
+
+def axis_level(axis: str, value: Any) -> str:
+    """Return a value that can stand without its axis, as in the label of a cell: `bf16`.
+
+    All others have the name: `num_workers=2`, `stack=new`, `NCCL_ALGO=Ring`.
+    """
+    if isinstance(value, str) and axis in LABEL_AXES:
+        return value
+    return f"{short_axis(axis)}={axis_value(value)}"
+
+
+def axis_levels(levels: Mapping[str, Any]) -> str:
+    """Return levels of axes as short as they are clear: `bf16 with num_workers=2`."""
+    return " with ".join(axis_level(axis, value) for axis, value in levels.items())
+
+
+def changed_axes(axes: Mapping[str, Any]) -> str:
+    """Return the axes that differ from their defaults: `strategy=ddp world_size=2`."""
+    changed = []
+    for name, value in axes.items():
+        default = DEFAULTS.get(name, value) if name in AXES else None
+        if value != default:
+            changed.append(f"{name}={axis_value(value)}")
+    return " ".join(changed) or "all defaults"
+
+
+def cell_name(cell: Cell, axes: Sequence[str]) -> str:
+    """Return a cell by some of its axes, as its label spells them: `compile bf16 ddp×2 w0`.
+
+    Of many axes, `name=value` is left out where the value is the default.
+    """
+    parts = []
+    for axis in axes:
+        part = _label_part(cell, axis)
+        is_default = cell.level(axis) == DEFAULTS.get(axis)  # None for a variable that is not set
+        if len(axes) <= MOST_NAMED or "=" not in part or not is_default:
+            parts.append(part)
+    return " ".join(parts)
+
+
+def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[str, str]:
+    """Return a short name for each cell by its id: the axes in which those of its workload differ.
+
+    `with_workload`, the workload's label comes first if there are several workloads. The only cell of
+    all has its whole label, and cells that no axis tells apart have their id too.
+    """
+    by_workload: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        by_workload.setdefault(cell.workload.label, {})[cell.id] = cell
+    names = {}
+    for workload, of_workload in by_workload.items():
+        axes = naming_axes(list(of_workload.values()))
+        prefix = f"{workload} " if with_workload and len(by_workload) > 1 else ""
+        short = {id_: cell_name(cell, axes) for id_, cell in of_workload.items()}
+        counts = Counter(short.values())
+        for id_, name in short.items():
+            if counts[name] > 1:
+                name = f"{name} {id_}"
+            names[id_] = f"{prefix}{name}".strip() if name else of_workload[id_].label
+    return names
+
+
+def _label_part(cell: Cell, axis: str) -> str:
+    """Return the value of one axis as a cell's label spells it."""
+    if axis in ("strategy", "world_size"):
+        if cell.workload.is_script:
+            return f"script×{cell.axes.world_size}"
+        if cell.axes.strategy == "single":
+            return "single"
+        return f"{cell.axes.strategy}×{cell.axes.world_size}"
+    value = cell.level(axis)
+    if axis in ABBREVIATIONS:
+        return f"{ABBREVIATIONS[axis]}{value}"
+    return axis_level(axis, value)

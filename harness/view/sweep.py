@@ -1,0 +1,201 @@
+"""Shows the results of a sweep: what it has shown, one table of its cells, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness.analysis.compare import MetricRow
+from harness.analysis.parity import SweepParity, read_known_parity
+from harness.analysis.result import CellResult
+from harness.analysis.scaling import scaling_shares
+from harness.analysis.sweep_result import SweepResult
+from harness.core.paths import Results, tracking_flag
+from harness.records.record import Record
+from harness.statistics.attribution import Attribution
+from harness.sweep.cell import ThroughputUnit
+from harness.sweep.sweep import Sweep
+from harness.view.findings import conclusions, remarks
+from harness.view.names import axis_levels, cell_names
+from harness.view.parity import rung_badge
+from harness.view.value import LOOKS, Effect, Kind, Styled, Value, effect_of, styled, write
+from harness.view.view import Table, View
+
+MOST_SENTENCES = 4  # on the fastest cells, one for each workload
+MOST_REMARKS = 3
+LEGEND = (
+    "speed: against the first cell of the workload, same seeds paired; 95% intervals, corrected for the"
+    " number of cells"
+)
+# Columns with the mean of a number over the done trials: its name in MLflow, and what it is.
+NUMBERS: Mapping[str, tuple[str, Kind]] = {
+    "step ms": ("step_time_p50_ms", "milliseconds"),
+    "MFU": ("mfu", "percent"),
+    "MFU measured": ("mfu_measured", "percent"),
+    "epochs": ("epochs", "number"),
+    "best at": ("epochs_to_best", "number"),
+}
+# Of a wide table, and of the report.
+FURTHER_NUMBERS: Mapping[str, tuple[str, Kind]] = {
+    "p99 ms": ("step_time_p99_ms", "milliseconds"),
+    "data wait": ("data_wait_share", "percent"),
+    "communication": ("communication_share", "percent"),
+    "memory MiB": ("memory_training_mib", "number"),
+    "J/sample": ("joules_per_sample", "number"),
+    "load/core": ("load_per_core", "number"),
+}
+# Of a terminal that the table is too wide for, in the order in which they are left out.
+OPTIONAL_COLUMNS = ("MFU measured", "best at", "MFU", "epochs", "step ms")
+
+
+def sweep_view(
+    sweep: Sweep,
+    records: Sequence[Record],
+    results: Results,
+    *,
+    trouble: str | None = None,
+    tracking_uri: str | None = None,
+    wide: bool = False,
+) -> View:
+    """Return which cells are fastest, the table of all cells, what to beware of, and what to do next.
+
+    `trouble` is what MLflow at `tracking_uri` failed with. A `wide` table has all columns, however wide
+    it gets, and all remarks follow it.
+    """
+    result = SweepResult.of_records(sweep, records)
+    found = remarks(result, records)
+    if trouble:
+        command = results.collect_command(sweep.name, tracking_uri)
+        found.insert(0, Styled(f"MLflow is missing trials; deliver them later: {command}", "open"))
+    heading: list[Value] = []
+    # The numbers are not what the sentences make of them.
+    heading += [remark for remark in found if remark.look == "worse"]
+    heading += conclusions(result)[:MOST_SENTENCES]
+    heading += [""] * bool(heading)
+    found = [remark for remark in found if remark.look != "worse"]
+    lines: list[Value] = list(found if wide else found[:MOST_REMARKS])
+    if result.comparison is not None:
+        lines.insert(0, Styled(LEGEND, "quiet"))
+    parity = read_known_parity(results.sweep_folder(sweep.name), result.cells)
+    tables = [cells_table(result, label, parity, wide=wide) for label in result.workloads]
+    command = f"harness ui{results.flag}{tracking_flag(tracking_uri)}"
+    if not any(record.status == "done" for record in records):
+        command = f"harness report {shlex.quote(sweep.name)}{results.flag}"
+    if not wide and len(found) > MOST_REMARKS:
+        command = f"harness show {shlex.quote(sweep.name)} --wide{results.flag}"
+    return View(result=result, heading=heading, tables=tables, lines=lines, next=command)
+
+
+def common_unit(cells: Iterable[CellResult]) -> ThroughputUnit:
+    """Return the unit of a column of throughputs: steps/s if no cell has its samples counted."""
+    units = {cell.throughput_unit for cell in cells if cell.trials}
+    return "steps/s" if units == {"steps/s"} else "samples/s"
+
+
+def cells_table(
+    result: SweepResult, workload: str, parity: SweepParity | None = None, *, wide: bool = False
+) -> Table:
+    """Return a table with a row for each cell of a workload.
+
+    Means have their 95% interval where there are three or more independent values. A cell is compared
+    with the first measured one of its workload; the interval is that of the test behind the verdict.
+    A `wide` table has ids and all numbers.
+    """
+    cells = result.workloads[workload]
+    names = cell_names(result.all_cells)
+    unit = common_unit(cells)
+    metric = next((cell.target.name for cell in cells if cell.target is not None), "metric")
+    numbers = {**NUMBERS, **(FURTHER_NUMBERS if wide else {})}
+    scaling = scaling_shares(cells) if wide else {}
+    has_trials = wide or any(cell.status != "done" for cell in cells)
+    has_trials = has_trials or len({len(cell.trials) for cell in cells}) > 1
+    columns = [
+        "cell",
+        "id",
+        unit,
+        "speed",
+        "verdict",
+        metric,
+        *numbers,
+        "scaling",
+        "parity",
+        "trials",
+    ]
+    kinds: dict[str, Kind] = {unit: "rate", metric: "number", "scaling": "percent"}
+    kinds |= {title: kind for title, (_, kind) in numbers.items()}
+    title = workload if len(result.workloads) > 1 else ""
+    table = Table(columns, kinds, title=title, optional=OPTIONAL_COLUMNS, is_unlimited=wide)
+    for cell in cells:
+        table.add_row(
+            names[cell.cell.id],
+            cell.cell.id if wide else None,
+            cell.throughput,
+            *_speed(result, cell),
+            _metric(result, cell),
+            *(cell.numbers.get(name) for name, _ in numbers.values()),
+            scaling.get(cell.cell.id),
+            _rung(parity, cell),
+            _trial_counts(cell) if has_trials else None,
+        )
+    return table
+
+
+def _speed(result: SweepResult, cell: CellResult) -> tuple[Value, Value]:
+    """Return a cell's speed against the first cell of its workload, and the verdict."""
+    row = result.throughput_row(cell.cell)
+    if row is not None:
+        return effect_of(row.verdict), verdict_badge(row)
+    if result.is_reference(cell.cell):
+        return "1×", styled("first")
+    return None, None
+
+
+def verdict_badge(row: MetricRow) -> Styled:
+    """Return the verdict of a row with its look."""
+    return Styled(row.verdict.label, LOOKS[row.verdict.outcome])
+
+
+def _metric(result: SweepResult, cell: CellResult) -> Value:
+    """Return a cell's target metric, and whether it is better or worse than the first cell's."""
+    if cell.metric is None:
+        return None
+    pieces: list[str | Styled] = [write(cell.metric, "metric")]
+    row = result.metric_row(cell.cell)
+    if row is not None and row.verdict.outcome in ("better", "worse"):
+        pieces += [" ", styled(row.verdict.outcome)]
+    return pieces
+
+
+def _rung(parity: SweepParity | None, cell: CellResult) -> Value:
+    """Return how alike a cell computes to its reference, None where that was not measured."""
+    if parity is None:
+        return None
+    if parity.is_reference(cell.cell):
+        return styled("reference")
+    measured = parity.of(cell.cell)
+    return None if measured is None else rung_badge(measured)
+
+
+def _trial_counts(cell: CellResult) -> Styled:
+    """Return how many of a cell's trials are done, and the worst status among them."""
+    counts = f"{len(cell.trials)}/{cell.planned}"
+    if cell.status == "done":
+        return Styled(counts, "plain")
+    status = "missing" if cell.status == "unrecorded" else cell.status
+    return Styled(f"{counts} {status}", LOOKS[status])
+
+
+def effects_table(label: str, attribution: Attribution) -> Table:
+    """Return a table of the effects of axes on throughput, then of those of pairs of axes.
+
+    The effect of one axis is averaged over the values of the others; that of two is how much more the
+    first contributes with the second than without it.
+    """
+    table = Table([label, "against", "speed", "verdict"])
+    for effect in attribution.effects:
+        verdict = styled("faster" if effect.ratio > 1 else "slower")
+        if not effect.is_certain:
+            verdict = styled("not certain")
+        levels, reference = axis_levels(effect.levels), axis_levels(effect.reference)
+        table.add_row(levels, reference, Effect(effect.ratio, (effect.low, effect.high)), verdict)
+    return table

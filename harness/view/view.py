@@ -1,0 +1,116 @@
+"""What a command shows of a typed result: lines and tables of values, drawn by four functions.
+
+`harness.view.console` draws a view in the terminal and its result as JSON, `markdown` here as a comment
+of a pull request, and the template of `harness.view.html` as a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.core.errors import one_line
+from harness.view.value import Kind, Styled, Value, pieces, write
+
+LONGEST_TEXT = 2000  # characters of a text in Markdown
+ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
+
+
+class Field(NamedTuple):
+    """A field of a table: its column's title and kind, and the value."""
+
+    column: str
+    kind: Kind
+    value: Value
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is aligned to the right."""
+        return self.kind != "text"
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return write(self.value, self.kind)
+
+    @property
+    def pieces(self) -> list[Styled]:
+        """What it says, by looks."""
+        return pieces(self.value, self.kind)
+
+
+@dataclass
+class Table:
+    """Rows of values below titles; the first column names the rows."""
+
+    columns: Sequence[str]  # titles
+    kinds: Mapping[str, Kind] = field(default_factory=dict)  # what numbers are below which
+    title: str = ""  # a line above it
+    # Columns that are left out, in this order, of a terminal that the table is too wide for.
+    optional: Sequence[str] = ()
+    is_unlimited: bool = False  # whether it may be wider than a terminal
+    rows: list[Sequence[Value]] = field(default_factory=list)
+
+    def add_row(self, *row: Value) -> None:
+        """Add a row, with the value of each column."""
+        self.rows.append(row)
+
+    def drawn(self, without: Sequence[str] = ()) -> list[list[Field]]:
+        """Return the fields of each row; columns that are empty in all rows are left out."""
+        full = set()
+        for row in self.rows:
+            for column, value in zip(self.columns, row, strict=True):
+                if value not in (None, ""):
+                    full.add(column)
+        full -= set(without)
+        rows = []
+        for row in self.rows:
+            fields = []
+            for column, value in zip(self.columns, row, strict=True):
+                if column in full:
+                    fields.append(Field(column, self.kinds.get(column, "text"), value))
+            rows.append(fields)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What is shown of a result."""
+
+    result: Any = None  # what `--json` prints
+    heading: Sequence[Value] = ()  # lines above the tables
+    tables: Sequence[Table] = ()
+    lines: Sequence[Value] = ()  # below them
+    next: str = ""  # a command to try
+
+
+def markdown(view: View) -> str:
+    """Return a view as Markdown, in which names and messages are no markup."""
+    lines = [f"### {escape_markdown(write(line))}" for line in view.heading]
+    lines.append("")
+    for table in view.tables:
+        rows = table.drawn()
+        if rows:
+            alignments = ["---:" if field.is_number else "---" for field in rows[0]]
+            lines.append(_row(field.column for field in rows[0]))
+            lines.append(_row(alignments))
+            lines += [_row(escape_markdown(field.text) for field in row) for row in rows]
+            lines.append("")
+    lines += [f"- {escape_markdown(write(line))}" for line in view.lines]
+    return "\n".join(lines) + "\n"
+
+
+def _row(texts: Iterable[str]) -> str:
+    """Return a row of a table in Markdown."""
+    return f"| {' | '.join(texts)} |"
+
+
+def escape_markdown(text: str) -> str:
+    """Return the text in one line without markup, mentions and references.
+
+    A comment is written by somebody whom GitHub lets mention everybody.
+    """
+    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", one_line(text, LONGEST_TEXT))
+    return re.sub(r"[@#]", lambda match: match[0] + ZERO_WIDTH_SPACE, escaped)

@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import BadInput
+from harness.core.validation import decode_value
+from harness.sweep import sweep as spec
+from harness.sweep.axes import Axes
+from harness.sweep.cell import Length, Profiling
+from harness.sweep.sweep import Sweep
+from tests.support.commands import harness
+from tests.support.images import write_images
+from tests.support.sweeps import load, write
+from tests.support.tree import TOP
+from workloads.mlp_settings import MLPOptions
+
+IDX = {"mlp": {"data": {"source": "idx", "path": "images"}}}
+
+# A workload of a user's own, which can't do without files.
+OF_A_FILE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.line import LineFit
+from workloads.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileData(Settings):
+    path: Path
+
+
+class OfAFile(LineFit):
+    Data = FileData
+"""
+
+
+def planned(path: Path) -> dict[str, Any]:
+    ended = harness("plan", str(path), "--json")
+    assert (ended.code, ended.err) == (0, "")
+    plan: dict[str, Any] = json.loads(ended.out)
+    return plan
+
+
+def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
+    plan = planned(write(tmp_path))
+    wanted = {
+        "name": "demo",
+        "seeds": [0],
+        "repeats": 1,
+        "checkpoint": {"every": None, "keep": 2, "best": False},
+        "timeout": 3600.0,
+    }
+    wanted["profile"] = None
+    assert {key: plan[key] for key in wanted} == wanted
+    (cell,) = plan["cells"]
+    assert cell["axes"] == asdict(Axes(batch_size=64))
+    assert (cell["length"], cell["evaluate"], cell["warmup"]) == (
+        {"steps": None, "epochs": 1},
+    ) * 2 + (10,)
+    assert set(cell["workload"]["options"]) == {option.name for option in fields(MLPOptions)}
+    assert cell["workload"]["data"] == {"source": "digits", "split_seed": 0, "validation": 0.0}
+    assert plan["trials"] == [f"{cell['id']}-s0-r0"]
+
+
+def test_plan_as_json_says_what_was_left_out_and_why(tmp_path: Path) -> None:
+    plan = planned(
+        write(
+            tmp_path,
+            matrix={"world_size": [1, 2], "num_threads": [1, 2]},
+            exclude=[{"num_threads": 2}],
+        )
+    )
+    assert [
+        (out["rule"], out["axes"]["world_size"], out["axes"]["num_threads"], out["reason"])
+        for out in plan["excluded"]
+    ] == [
+        ("exclude[0]", 1, 2, "the sweep says so"),
+        ("conflict", 2, 1, "strategy single is one rank, world_size is 2"),
+        ("exclude[0]", 2, 2, "the sweep says so"),
+    ]
+
+
+def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        matrix={"num_threads": [1, 2]},
+        exclude=[{"num_threads": 2}, {"num_workers": 9}],
+        seeds=[0, 5],
+        repeats=2,
+    )
+    shown = harness("plan", str(path), "--all").out
+    assert spec.load_sweep(path).cells[0].id in shown
+    assert "1 cell, seeds 0, 5, 2 repeats: 4 trials" in shown
+    assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
+    assert "exclude[1] matches no cell" in shown
+    assert "time: unknown, no cell has a record yet" in shown
+
+
+def test_block_holds_each_cell_once_forth_and_back_and_repeats_come_last(tmp_path: Path) -> None:
+    sweep = load(tmp_path, matrix={"num_threads": [1, 2]}, seeds=[3, 4], repeats=2)
+    blocks = [
+        [(trial.cell.axes.num_threads, trial.seed, trial.repeat) for trial in block]
+        for block in sweep.blocks()
+    ]
+    assert blocks == [
+        [(1, 3, 0), (2, 3, 0)],
+        [(2, 4, 0), (1, 4, 0)],
+        [(1, 3, 1), (2, 3, 1)],
+        [(2, 4, 1), (1, 4, 1)],
+    ]
+    assert len({trial.id for trial in sweep.trials()}) == 8
+
+
+def test_seeds_of_a_workload_go_before_those_of_the_sweep(tmp_path: Path) -> None:
+    workloads = {
+        "mlp": {"data": {"source": "digits"}},
+        "cnn": {"data": {"source": "digits"}, "seeds": [7, 1]},
+    }
+    sweep = load(tmp_path, workloads, seeds=[0, 1], repeats=2)
+    mlp, cnn = sweep.cells
+    assert [
+        [(trial.cell.workload.label, trial.seed, trial.repeat) for trial in block]
+        for block in sweep.blocks()
+    ] == [
+        [("mlp", 0, 0)],
+        [("cnn", 1, 0), ("mlp", 1, 0)],
+        [("cnn", 7, 0)],
+        [("mlp", 0, 1)],
+        [("mlp", 1, 1), ("cnn", 1, 1)],
+        [("cnn", 7, 1)],
+    ]
+    assert (sweep.count_trials(mlp), sweep.count_trials(cnn)) == (4, 4)
+    assert (list(sweep.seeds_of(mlp)), list(sweep.seeds_of(cnn))) == ([0, 1], [7, 1])
+
+
+def test_set_seeds_is_for_all_workloads(tmp_path: Path) -> None:
+    workloads = {"mlp": {"data": {"source": "digits"}, "seeds": [7]}}
+    sweep = load(tmp_path, workloads, sets=["seeds=0,1,2"])
+    assert sweep.all_seeds == [0, 1, 2]
+    only_one = load(tmp_path, workloads, sets=["workloads.mlp.seeds=[3, 4]"])
+    assert only_one.all_seeds == [3, 4]
+
+
+def test_seeds_of_a_workload_are_each_there_once(tmp_path: Path) -> None:
+    workloads = {"mlp": {"data": {"source": "digits"}, "seeds": [1, 1]}}
+    with pytest.raises(
+        BadInput, match=r"workloads\.mlp\.seeds: found \[1, 1\]; allowed: at least one, each once"
+    ):
+        load(tmp_path, workloads)
+
+
+def test_length_of_a_workload_goes_before_that_of_the_sweep(tmp_path: Path) -> None:
+    workloads = {"mlp": {"length": {"epochs": 2}, "evaluate": {"steps": 5}}, "cnn": None}
+    cells = load(tmp_path, workloads, length={"steps": 60}, evaluate={"steps": 20}).cells
+    assert [(str(cell.length), str(cell.evaluate)) for cell in cells] == [
+        ("2 epochs", "5 steps"),
+        ("60 steps", "20 steps"),
+    ]
+
+
+def test_set_length_is_for_all_workloads(tmp_path: Path) -> None:
+    workloads = {"mlp": {"length": "2 epochs", "evaluate": "5 steps"}, "cnn": None}
+    cells = load(tmp_path, workloads, sets=["length.steps=60", "evaluate=20 steps"]).cells
+    assert [(str(cell.length), str(cell.evaluate)) for cell in cells] == [
+        ("60 steps", "20 steps")
+    ] * 2
+    (mlp, _) = load(tmp_path, workloads, sets=["workloads.mlp.length=40 steps"]).cells
+    assert str(mlp.length) == "40 steps"
+
+
+def test_two_labels_of_one_workload(tmp_path: Path) -> None:
+    workloads = {"narrow": {"uses": "mlp", "options": {"hidden": [8]}}, "wide": {"uses": "mlp"}}
+    cells = load(tmp_path, workloads).cells
+    assert [cell.workload.label for cell in cells] == ["narrow", "wide"]
+    assert [cell.id.partition("-")[0] for cell in cells] == ["mlp", "mlp"]
+
+
+def test_sweep_survives_the_way_through_json(tmp_path: Path) -> None:
+    sweep = load(tmp_path, matrix={"num_threads": [1, 2]}, exclude=[{"num_threads": 2}])
+    back = decode_value(Sweep, json.loads(json.dumps(asdict(sweep), default=str)))
+    assert [trial.id for trial in back.trials()] == [trial.id for trial in sweep.trials()]
+    assert (back.source, back.excluded) == (sweep.source, sweep.excluded)
+
+
+@pytest.mark.parametrize("name", spec.ready_sweeps())
+def test_ready_sweeps_are_found_by_name(name: str) -> None:
+    assert spec.find_sweep_file(name).stem == name
+
+
+def test_file_goes_before_a_ready_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").write_text("name: mine\n", encoding="utf-8")
+    assert spec.find_sweep_file("quickstart") == Path("quickstart")
+
+
+class TestPaths:
+    def test_relative_path_is_relative_to_the_sweep_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "sweeps"
+        write_images(tmp_path / "images")
+        folder.mkdir()
+        (tmp_path / "elsewhere").mkdir()
+        path = write(folder, {"mlp": {"data": {"source": "idx", "path": "../images"}}})
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        (cell,) = spec.load_sweep(path).cells
+        assert Path(cell.workload.data["path"]).samefile(tmp_path / "images")
+        assert spec.load_sweep(path).base_folder == folder
+
+    def test_workload_of_the_user_is_relative_to_the_sweep_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line = (TOP / "tests" / "support" / "line.py").read_text(encoding="utf-8")
+        (tmp_path / "sweeps").mkdir()
+        (tmp_path / "sweeps" / "mine.py").write_text(line, encoding="utf-8")
+        path = write(
+            tmp_path / "sweeps", {"mine": {"uses": "mine.py:LineFit", "options": {"samples": 64}}}
+        )
+        monkeypatch.chdir(tmp_path)
+        (cell,) = spec.load_sweep(Path("sweeps/sweep.yaml")).cells
+        assert cell.id == spec.load_sweep(path).cells[0].id
+        assert cell.id.startswith("linefit-")
+        assert (cell.axes.batch_size, cell.workload.options["samples"]) == (32, 64)
+
+    def test_path_of_a_flag_is_relative_to_the_working_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "sweeps").mkdir()
+        write_images(tmp_path / "images")
+        monkeypatch.chdir(tmp_path)
+        sweep = load(tmp_path / "sweeps", {"mlp": {"data": {"source": "idx"}}}, data=["images"])
+        assert sweep.cells[0].workload.data["path"] == str(tmp_path / "images")
+
+
+class TestData:
+    def test_flag_without_label_is_for_all_whose_data_lies_in_files(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path / "other")
+        workloads = {
+            "mlp": {"data": {"source": "idx"}},
+            "cnn": {"data": {"source": "digits"}},
+            "wide": {**IDX["mlp"], "uses": "mlp", "options": {"hidden": [512]}},
+        }
+        cells = load(tmp_path, workloads, data=[str(folder)]).cells
+        assert [cell.workload.data.get("path") for cell in cells] == [
+            str(folder),
+            None,
+            str(folder),
+        ]
+
+    def test_flag_with_label_is_for_one(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "images")
+        folder = write_images(tmp_path / "other")
+        workloads = {**IDX, "cnn": {"data": {"source": "idx", "path": "images"}}}
+        cells = load(tmp_path, workloads, data=[f"cnn={folder}"]).cells
+        assert [cell.workload.data["path"] for cell in cells] == [
+            str(tmp_path / "images"),
+            str(folder),
+        ]
+
+    def test_flag_is_for_sources_that_another_flag_chooses(self, tmp_path: Path) -> None:
+        """As the ready sweeps `gpt` and `optimizers` tell their users to call them."""
+        folder = write_images(tmp_path / "images")
+        book = tmp_path / "book.txt"
+        book.write_text("What is read once is soon forgotten. " * 400)
+        for label, source, path in (("cnn", "idx", folder), ("gpt", "file", book)):
+            sets = [f"workloads.{label}.data.source={source}"]
+            (cell,) = load(tmp_path, {label: {}}, sets=sets, data=[str(path)]).cells
+            assert cell.workload.data["path"] == str(path)
+
+    def test_flag_without_label_is_for_all_whose_declaration_needs_a_path(
+        self, tmp_path: Path
+    ) -> None:
+        """By the default source, a class of a user's own, or the axis of the source."""
+        folder = write_images(tmp_path / "images")
+        rows = "".join(f"word{number},{number % 2}\n" for number in range(200))
+        table = tmp_path / "table.csv"
+        table.write_text(f"text,label\n{rows}", encoding="utf-8")
+        (tmp_path / "ofafile.py").write_text(OF_A_FILE, encoding="utf-8")
+        for workloads, sets, path in (
+            ({"distilbert": {}}, [], table),
+            ({"mine": {"uses": "ofafile.py:OfAFile"}}, [], table),
+            ({"mlp": {}}, ["data.source=idx"], folder),
+        ):
+            (cell,) = load(tmp_path, workloads, sets, [str(path)]).cells
+            assert cell.workload.data["path"] == str(path)
+
+    @pytest.mark.parametrize("source", [["idx"], {"name": "idx"}, "idz"])
+    def test_flag_without_label_leaves_an_unknown_source_to_planning(
+        self, tmp_path: Path, source: Any
+    ) -> None:
+        with pytest.raises(BadInput, match=r"sweep\.yaml:\d+: workloads\.mlp\.data\.source: found"):
+            load(tmp_path, {"mlp": {"data": {"source": source}}}, data=["images"])
+
+
+class TestSet:
+    def test_axis_replaces_that_of_the_matrix(self, tmp_path: Path) -> None:
+        sweep = load(
+            tmp_path, matrix={"num_threads": [1, 2], "num_workers": [0, 1]}, sets=["num_threads=4"]
+        )
+        assert [(cell.axes.num_threads, cell.axes.num_workers) for cell in sweep.cells] == [
+            (4, 0),
+            (4, 1),
+        ]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "num_threads=4,8",
+            "num_threads=[4, 8]",
+            " num_threads = 4, 8 ",
+            "num_threads = [4, 8]",
+        ],
+    )
+    def test_axis_takes_several_values(self, tmp_path: Path, text: str) -> None:
+        assert [cell.axes.num_threads for cell in load(tmp_path, sets=[text]).cells] == [4, 8]
+
+    def test_axis_replaces_that_of_axes_and_of_a_workload(self, tmp_path: Path) -> None:
+        workloads = {"mlp": {"axes": {"num_threads": 2}}, "cnn": None}
+        sweep = load(
+            tmp_path, workloads, matrix={"num_threads": 3, "num_workers": 1}, sets=["num_threads=4"]
+        )
+        assert [(cell.axes.num_threads, cell.axes.num_workers) for cell in sweep.cells] == [
+            (4, 1),
+            (4, 1),
+        ]
+
+    def test_axis_replaces_that_of_a_zip(self, tmp_path: Path) -> None:
+        both = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+        sweep = load(tmp_path, zip=[both], sets=["strategy=ddp"])
+        assert [(cell.axes.strategy, cell.axes.world_size) for cell in sweep.cells] == [
+            ("ddp", 1),
+            ("ddp", 2),
+        ]
+        assert len(load(tmp_path, zip=[{"num_threads": [1, 2]}], sets=["num_threads=4"]).cells) == 1
+
+    def test_one_value_holds_for_included_points_without_their_own(self, tmp_path: Path) -> None:
+        workloads = {"mlp": {"options": {"hidden": [64]}}, "cnn": None}
+        rules = [{"strategy": "ddp", "world_size": 2}, {"num_threads": 8}]
+        sets = ["num_threads=4", "lr=0.1", "options.hidden=[32]"]
+        axes = {"num_threads": 2, "lr": 0.01}
+        cells = load(tmp_path, workloads, matrix=axes, include=rules, sets=sets).cells
+        assert [cell.axes.lr for cell in cells] == [0.1] * 5
+        # The cnn has no `hidden`, so its point of the matrix is left out.
+        assert [cell.axes.num_threads for cell in cells] == [4, 4, 8, 4, 8]
+        assert [cell.workload.options.get("hidden") for cell in cells[:3]] == [(32,)] * 3
+
+    def test_an_included_point_that_has_a_conflict_with_a_value_is_left_out(
+        self, tmp_path: Path
+    ) -> None:
+        zipped = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
+        rules = [{"precision": "bf16"}]
+        sweep = load(tmp_path, zip=[zipped], include=rules, sets=["world_size=2"])
+        assert [cell.axes.strategy for cell in sweep.cells] == ["ddp"]
+        assert [point.axes["precision"] for point in sweep.excluded] == ["fp32", "bf16"]
+        with pytest.raises(BadInput, match=r"include\[0\].*world_size is 2"):
+            load(tmp_path, include=[{"world_size": 2}])
+
+    def test_last_of_two_counts(self, tmp_path: Path) -> None:
+        assert [
+            cell.axes.num_threads
+            for cell in load(tmp_path, sets=["num_threads=2", "num_threads=4"]).cells
+        ] == [4]
+
+    def test_length_replaces_the_other_unit(self, tmp_path: Path) -> None:
+        sweep = load(tmp_path, length={"steps": 60}, sets=["length.epochs=3", "evaluate.steps=7"])
+        assert sweep.cells[0].length == Length(epochs=3)
+        assert sweep.cells[0].evaluate == Length(steps=7)
+
+    def test_any_other_key(self, tmp_path: Path) -> None:
+        sets = [
+            "seeds=4,5",
+            "repeats=2",
+            "warmup=3",
+            "timeout=60",
+            "checkpoint=best",
+            "profile.steps=5",
+            "name=other",
+            "workloads.mlp.options.hidden=[8, 8]",
+            "workloads.mlp.options.lr=1e-2",
+            "workloads.mlp.length.steps=40",
+        ]
+        sweep = load(tmp_path, {"mlp": None}, sets=sets)
+        (cell,) = sweep.cells
+        assert (sweep.name, sweep.seeds, sweep.repeats) == ("other", [4, 5], 2)
+        assert (sweep.timeout, sweep.checkpoint.best, cell.warmup) == (60.0, True, 3)
+        assert sweep.profile == Profiling(steps=5)
+        assert list(cell.workload.options["hidden"]) == [8, 8]
+        assert cell.workload.options["lr"] == 0.01
+        assert cell.length == Length(steps=40)
+
+    def test_file_stays_as_it_is(self, tmp_path: Path) -> None:
+        path = write(tmp_path)
+        before = path.read_bytes()
+        spec.load_sweep(path, ["num_threads=2"])
+        assert path.read_bytes() == before

@@ -1,0 +1,315 @@
+"""`harness report`: one file that shows what was measured, and nothing that was not."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tomllib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.parity import write_parity
+from harness.core.paths import Results
+from harness.records.code import Repository
+from harness.sweep.sweep import Sweep, ready_sweeps
+from harness.view.html import report as page
+from harness.view.html.report import drawing_of
+from harness.view.value import Effect
+from harness.view.view import Table
+from tests.support.commands import harness
+from tests.support.parity import make_parity
+from tests.support.reports import (
+    HOSTILE,
+    make_records,
+    make_sweep,
+    write_run,
+)
+from tests.support.sweeps import load
+from tests.support.tree import TOP
+
+LOG_BEGINS = "the log of a trial begins"
+LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed"}
+ADDRESS_ATTRIBUTES = ("src", "href", "xlink:href")
+
+
+class Page(HTMLParser):
+    """A page as a browser reads it: its elements with their attributes, and each section's text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}  # by the section's id; `head` before the first one
+        self.section = "head"
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+    @property
+    def attributes(self) -> list[tuple[str, str | None]]:
+        return [item for _, attributes in self.elements for item in attributes.items()]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "section":
+            self.section = str(dict(attrs)["id"])
+
+    def handle_data(self, data: str) -> None:
+        text = f"{self.texts.get(self.section, '')} {data}"
+        self.texts[self.section] = " ".join(text.split())
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+@pytest.fixture
+def sweep(results: Results, tmp_path: Path) -> Sweep:
+    """A sweep of which every trial is done."""
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep))
+    return sweep
+
+
+def report(results: Results, *options: str) -> Page:
+    """Return the report of the sweep `demo` as the command writes it."""
+    ended = harness("report", "demo", "--results", str(results.path), *options)
+    assert (ended.code, ended.err) == (0, "")
+    return Page(Path(ended.out.strip()))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of the fixture `sweep`, for all tests that add nothing to it."""
+    folder = tmp_path_factory.mktemp("complete")
+    sweep = make_sweep(folder)
+    results = Results(folder / "results")
+    write_run(results, sweep, make_records(sweep))
+    return report(results)
+
+
+def test_single_trials_are_never_certain(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, seeds=1)
+    write_run(results, sweep, make_records(sweep))
+    texts = report(results).texts
+    assert "not certain with one trial a cell" in texts["summary"]
+    assert "inconclusive" in texts["cells"]
+    assert "faster" not in texts["cells"]
+
+
+def test_sections_of_a_complete_sweep(complete: Page) -> None:
+    texts = complete.texts
+    assert set(texts) == {"head", "summary", "cells", "effects", "curves", "environment"}
+    assert "mlp: fastest is bf16 ddp×2" in texts["summary"]
+    assert "certain at 95%." in texts["summary"]
+    assert ", accuracy same; " in texts["summary"]
+    assert "7.97×" in texts["cells"]
+    assert "faster" in texts["cells"]
+    assert "101" in texts["cells"]  # MiB
+    assert "training loss" in texts["curves"]
+    assert "Test CPU" in texts["environment"]
+    assert "git checkout c0ffee" in texts["environment"]
+    assert "harness run " in texts["environment"]
+    assert "harness reproduce demo" in texts["environment"]
+
+
+def test_scripts_at_several_world_sizes_have_a_report(results: Results, tmp_path: Path) -> None:
+    """What a script makes of its ranks is its own affair: its cells have no strategy."""
+    (tmp_path / "train.py").write_text("print('a script')\n", encoding="utf-8")
+    sweep = load(
+        tmp_path,
+        {"train": {"uses": "train.py"}},
+        seeds=[0, 1],
+        length={"steps": 60},
+        matrix={"world_size": [1, 2]},
+    )
+    assert all("strategy" not in cell.levels for cell in sweep.cells)
+    write_run(results, sweep, make_records(sweep))
+    assert " 99.6% " in report(results).texts["cells"]  # of ideal scaling
+
+
+def test_ratios_and_their_intervals_are_drawn_inside_their_line() -> None:
+    table = Table(["cell", "speed"])
+    for ratio in (Effect(0.5, (0.4, 0.6)), Effect(2.0, (0.0, math.inf)), Effect(1.0)):
+        table.add_row("a cell", ratio)
+    place = drawing_of(table)
+    places = [place(value) for value in (0.0, 0.4, 0.5, 1.0, 2.0, math.inf)]
+    assert places == sorted(places)
+    assert 0 < places[0] < places[2] < places[-1] < 100
+    wide = Table(["cell", "speed"])
+    wide.add_row("a cell", Effect(1.0, (0.94, 1.06)))
+    place = drawing_of(wide)  # which fits the interval, not the one value
+    assert place(1.06) - place(0.94) < 95
+
+
+def test_parity_is_shown_once_it_was_measured(
+    results: Results, sweep: Sweep, complete: Page
+) -> None:
+    assert "parity" not in complete.texts
+    reference, other, *_ = sweep.cells
+    parity = make_parity(reference, other)
+    write_parity(results.sweep_folder("demo"), parity)
+    text = report(results).texts["parity"]
+    assert f"against {reference.label}, twice the same bits" in text
+    assert "step 1, all-reduce strategy 1×" in text
+    shown = harness("show", "demo", "--results", str(results.path))
+    assert "parity" in shown.out
+
+
+def test_an_interaction_of_two_axes_is_not_called_a_speedup(complete: Page) -> None:
+    text = complete.texts["effects"]
+    assert re.search(r"bf16 fp32 4\.\d+× \([^)]*\) faster", text)
+    assert re.search(r"bf16 with ddp \S+ with \S+ [01]\.\d+× \([^)]*\) not certain", text)
+
+
+def test_cells_with_equal_losses_share_a_curve(complete: Page) -> None:
+    names = "bf16 ddp×2 = fp32 ddp×2 bf16 single = fp32 single"
+    assert names in complete.texts["curves"]
+
+
+def test_the_page_loads_nothing(complete: Page) -> None:
+    assert "svg" in complete.tags
+    assert not complete.tags & LOADING_TAGS
+    addresses = [value or "" for name, value in complete.attributes if name in ADDRESS_ATTRIBUTES]
+    assert addresses
+    assert [address for address in addresses if not address.startswith("#")] == []
+    assert not re.search(r"@import|url\((?!#)", complete.source)
+
+
+def test_hostile_texts_are_escaped(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep, hostile=True), logs=HOSTILE)
+    written = report(results)
+    assert not written.tags & {"script", "img"}
+    assert [name for name, _ in written.attributes if name.startswith("on")] == []
+    assert HOSTILE in written.texts["failures"]
+
+
+def test_a_failed_trial_is_shown_with_its_log(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    records = make_records(sweep, hostile=True)
+    write_run(results, sweep, records[1:])
+    texts = report(results).texts
+    assert f"{records[-1].trial.id} , log" in texts["failures"]
+    assert "10 done, 1 failed, 1 not run" in texts["head"]
+
+
+@pytest.mark.usefixtures("sweep")
+def test_the_same_records_give_the_same_bytes(results: Results, tmp_path: Path) -> None:
+    again = report(results, "--output", str(tmp_path / "again.html"))
+    assert report(results).source == again.source
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize("arguments", [["other"], ["demo", "--unknown"]])
+def test_an_unknown_name_is_bad_input_and_writes_nothing(
+    results: Results, tmp_path: Path, arguments: list[str]
+) -> None:
+    out = tmp_path / "out.html"
+    ended = harness("report", *arguments, "--results", str(results.path), "--output", str(out))
+    assert ended.code == 2
+    assert not out.exists()
+
+
+def test_a_sweep_without_records_is_bad_input(results: Results, tmp_path: Path) -> None:
+    write_run(results, make_sweep(tmp_path), [])
+    ended = harness("report", "demo", "--results", str(results.path))
+    assert ended.code == 2
+    assert "found no records" in ended.err
+
+
+def test_a_wheel_contains_the_templates() -> None:
+    """Hatchling packs what is in a package and not ignored by git."""
+    templates = sorted((Path(page.__file__).parent / "templates").iterdir())
+    names = {"report.html", "report.css"}
+    assert {path.name for path in templates} == names
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
+    targets = project["tool"]["hatch"]["build"]["targets"]
+    assert targets == {"wheel": {"packages": ["harness", "workloads", "clusters"]}}
+    if (TOP / ".git").exists():
+        ignored = subprocess.run(
+            ["git", "check-ignore", *map(str, templates)], cwd=TOP, capture_output=True, text=True
+        )
+        assert ignored.stdout == ""
+
+
+def test_a_sweep_that_has_only_begun_has_a_report(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep)[:1])
+    assert "1 done, 11 not run" in report(results).texts["head"]
+
+
+def test_the_recipe_has_the_users_commit_and_command(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, seeds=2)
+    repository = Repository(commit="decaf" * 8, dirty=True, diff="a1b2")
+    records = []
+    for record in make_records(sweep):
+        assert record.environment
+        environment = replace(record.environment, repository=repository)
+        records.append(replace(record, environment=environment))
+    options = ["--set", "precision=fp32,bf16", "--data", "mlp=/data"]
+    write_run(results, replace(sweep, options=options), records)
+    recipe = report(results).texts["environment"]
+    assert f"git checkout {'decaf' * 8}" in recipe
+    assert "a1b2.diff" in recipe
+    assert f"harness run {sweep.source} --set precision=fp32,bf16 --data mlp=/data" in recipe
+
+
+def test_a_user_whose_code_is_in_no_repository_is_warned(results: Results, tmp_path: Path) -> None:
+    """No commit of the harness brings back a model that git does not know."""
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, make_records(sweep))
+    assert (
+        f"{sweep.source} and the code of its workloads are in no git repository"
+        in (report(results).texts["environment"])
+    )
+    write_run(results, replace(sweep, source=ready_sweeps()["quickstart"]), make_records(sweep))
+    assert "in no git repository" not in report(results).texts["environment"]
+
+
+def test_nothing_that_the_recipe_says_writes_into_a_recorded_trial(complete: Page) -> None:
+    assert "harness.training.worker" not in complete.texts["environment"]
+
+
+def test_the_recipe_calls_a_sweep_that_comes_with_the_harness_by_its_name(
+    results: Results, tmp_path: Path
+) -> None:
+    """And a file of the user's that has the same name by its path."""
+    sweep = make_sweep(tmp_path)
+    own = tmp_path / "matrix.yaml"
+    elsewhere = Path("/cluster/lib/workloads/sweeps/matrix.yaml")
+    for source, name in (
+        (own, str(own)),
+        (ready_sweeps()["matrix"], "matrix"),
+        (elsewhere, "matrix"),
+    ):
+        write_run(results, replace(sweep, source=source), make_records(sweep))
+        assert f" harness run {name} " in report(results).texts["environment"]
+
+
+def test_the_recipe_is_that_of_the_trial_that_ended_last(results: Results, tmp_path: Path) -> None:
+    """Trials that earlier commands have left come after those of the last command."""
+    sweep = make_sweep(tmp_path, seeds=2)
+    records = make_records(sweep)
+    commits = ["beef" * 10] + ["face" * 10] * (len(records) - 1)
+    changed = []
+    for record, commit in zip(records, commits, strict=True):
+        assert record.environment
+        assert record.environment.code
+        code = replace(record.environment.code, commit=commit)
+        repository = Repository(commit=commit[::-1], dirty=False, diff=None)
+        environment = replace(record.environment, code=code, repository=repository)
+        changed.append(replace(record, environment=environment))
+    changed[0] = replace(changed[0], started=changed[0].started + 1e6, ended=changed[0].ended + 1e6)
+    write_run(results, sweep, changed)
+    recipe = report(results).texts["environment"]
+    assert f"git checkout {'beef' * 10}" in recipe
+    assert f"git checkout {'feeb' * 10}" in recipe
+    assert "git checkout face" not in recipe

@@ -1,0 +1,90 @@
+"""How numbers and verdicts read, wherever they are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.statistics.estimate import paired
+from harness.statistics.interval import Interval
+from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
+from harness.view.compare import detectable_effect
+from harness.view.value import (
+    Effect,
+    Kind,
+    Styled,
+    Value,
+    byte_size,
+    duration,
+    effect_of,
+    write,
+)
+
+SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, min_effect=0.01)
+ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
+
+
+def verdict(metric: Metric, *differences: float) -> MetricVerdict:
+    (judged,) = judge(
+        [Question(metric=metric, estimate=paired(differences), mean_a=1.0, mean_b=1.0)]
+    )
+    return judged
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (42, "42 s"), (200, "3 min 20 s"), (59.7, "1 min 0 s"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (None, "rate", "–"),
+        (Interval(12345.6, (12222.2, 12469.0), 3), "rate", "12,346 ±1.0%"),
+        (Interval(100.0, (20.0, 500.0), 3), "rate", "100 (20 to 500)"),
+        (Interval(12345.6, None, 1), "rate", "12,346"),
+        (Interval(100.0, (0.3, 23722.7), 2), "rate", "100"),
+        (Interval(0.91234, (0.91111, 0.91357), 3), "metric", "0.9123 ±0.0012"),
+        (Interval(0.91234, (0.1, 1.7), 2), "metric", "0.9123"),
+        (2.345, "rate", "2.35"),
+        (0.49512, "percent", "49.5%"),
+        (1234567, "count", "1,234,567"),
+        ([Styled("a", "open"), " b"], "text", "a b"),
+        (Effect(1.13, (1.02, 1.24)), "text", "1.13× (1.02 to 1.24)"),
+        (Effect(1.13, (1.12, 1.14)), "text", "1.130× (1.120 to 1.140)"),
+        (Effect(0.95, (0.94, 0.96), "change"), "text", "-5.0% (-6.0% to -4.0%)"),
+        (Effect(0.01, (-0.02, 0.04), "difference"), "text", "+0.0100 (-0.0200 to +0.0400)"),
+        (0.001234, "number", "0.00123"),
+        (999.7, "number", "1,000"),
+        (989_456.0, "number", "989,456"),
+    ],
+)
+def test_values_are_written_by_their_kind(value: Value, kind: Kind, text: str) -> None:
+    assert write(value, kind) == text
+
+
+def test_two_values_have_an_interval_only_where_they_decide_a_verdict() -> None:
+    assert effect_of(verdict(SPEED, -0.2, 0.3)).bounds is None
+    assert effect_of(verdict(SPEED, -0.2, 0.3, 0.1)).bounds is not None
+    decided = verdict(SPEED, 0.7, 0.7001)
+    assert decided.outcome == "better"
+    assert effect_of(decided).bounds is not None
+
+
+def test_effects_are_ratios_of_throughput_and_differences_of_other_metrics() -> None:
+    assert str(effect_of(verdict(SPEED, 0.0, 0.0))) == "1.000× (1.000 to 1.000)"
+    assert str(effect_of(verdict(ACCURACY, 0.01, 0.01))) == "+0.0100 (+0.0100 to +0.0100)"
+
+
+def test_a_detectable_effect_is_a_share_or_in_the_metrics_unit() -> None:
+    assert detectable_effect(verdict(SPEED, 0.0, 0.0)) == "1.0%"
+    assert detectable_effect(verdict(ACCURACY, 0.0, 0.0)) == "0.0100"
+    assert detectable_effect(verdict(SPEED, -5.0, 5.0)) == ">1,000%"
+    assert detectable_effect(verdict(SPEED, 0.1)) is None
+
+
+def test_rounding_up_reaches_the_next_unit() -> None:
+    sizes = [byte_size(size) for size in (1023, 2**20 - 1, 2**20, 2**29)]
+    assert sizes == ["1023 B", "1 MiB", "1 MiB", "512 MiB"]

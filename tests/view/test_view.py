@@ -1,0 +1,89 @@
+"""A view as a terminal and as Markdown draw it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from harness import render
+from harness.view.console import TerminalConsole
+from harness.view.value import Styled
+from harness.view.view import Table, View, markdown
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+
+
+def drawn(view: View, width: int = 80) -> list[str]:
+    """Return the lines that a terminal shows, without colors."""
+    console = TerminalConsole(width=width, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.show(view)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_columns_are_left_out_in_their_order_until_a_table_fits() -> None:
+    columns = ["name", "long", "longer"]
+    table = Table(columns, {"long": "number"}, optional=["absent", "long", "longer"])
+    table.add_row("a", "b" * 60, "c" * 70)
+    assert drawn(View(tables=[table]))[0].split() == ["name", "longer"]
+    table.is_unlimited = True
+    assert drawn(View(tables=[table]))[0].split() == ["name", "long", "longer"]
+
+
+def test_empty_columns_are_not_drawn() -> None:
+    table = Table(["name", "none", "blank", "zero"], {"none": "number", "zero": "count"})
+    table.add_row("a", None, "", 0)
+    assert drawn(View(tables=[table])) == ["name  zero", "a        0"]
+    assert drawn(View(tables=[Table(["name"])])) == []
+
+
+def test_lines_break_between_words_and_commands_do_not() -> None:
+    path = "/a/folder/that/is/longer/than/a/line/of/the/terminal"
+    view = View(lines=["a line of words, and more", f"a line with {path}"], next="harness show a b")
+    assert drawn(view, 20) == [
+        "a line of words, and",
+        "more",
+        f"a line with {path}",
+        "next  harness show a b",
+    ]
+
+
+def test_texts_of_others_are_no_markup_and_send_no_escape_sequences() -> None:
+    console = TerminalConsole(force_terminal=True, color_system="standard", width=80)
+    table = Table(["[bold]"])
+    table.add_row(f"[/x] {ESCAPE}")
+    with console.capture() as captured:
+        console.say([Styled(f"a{ESCAPE}b", "failed"), ":fire: \u202e"])
+        console.draw(table)
+    text = captured.get()
+    assert "\x1b[31ma]0;owned[2J31mb\x1b[0m:fire:" in text
+    assert "[/x] ]0;owned[2J31m" in text
+    assert "\x1b]" not in text
+
+
+def test_markdown_escapes_what_it_is_given() -> None:
+    table = Table(["name", "size"], {"size": "bytes"})
+    table.add_row("a|b", 1024)
+    view = View(heading=["@all"], tables=[table], lines=["*c*"])
+    assert markdown(view).splitlines() == [
+        "### @\u200ball",
+        "",
+        "| name | size |",
+        "| --- | ---: |",
+        "| a\\|b | 1 KiB |",
+        "",
+        "- \\*c\\*",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(Path(render.__file__).parent.rglob("*.py")), ids=str)
+def test_views_do_no_arithmetic_on_measurements(path: Path) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    assert not imported & {"numpy", "statistics"}
