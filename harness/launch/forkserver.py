@@ -270,6 +270,8 @@ def shared_server(variables: Mapping[str, str], setup: Setup) -> ForkServer:
     server = _servers.pop(key, None)
     if server is not None:
         server.receive(0)
+        if server.has_ended:
+            server.close()
     if server is None or server.has_ended:
         idle = [key for key, other in _servers.items() if other.is_idle()]
         if len(_servers) >= MAX_SERVERS and idle:

@@ -203,7 +203,7 @@ def _course(
 def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     """Return the throughput, the speed against the first cell, and the target metric, with intervals.
 
-    `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `harness.speedup` and its
+    `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `speedup` and its
     bounds are ratios. The first cell has no speedup; a bound that is infinite has no metric.
     """
     metrics: dict[str, float] = {}
@@ -212,9 +212,9 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
         metrics[RATES[cell_result.throughput_unit]] = throughput.mean
     row = result.throughput_row(cell_result.cell)
     if row is not None:
-        metrics["harness.speedup"] = row.verdict.effect
+        metrics["speedup"] = row.verdict.effect
         if row.verdict.interval is not None:
-            metrics["harness.speedup_low"], metrics["harness.speedup_high"] = row.verdict.interval
+            metrics["speedup_low"], metrics["speedup_high"] = row.verdict.interval
     if cell_result.metric is not None and cell_result.target is not None:
         metrics[final_name(cell_result.target.name)] = cell_result.metric.mean
     if throughput is not None and throughput.bounds is not None:

@@ -63,9 +63,9 @@ def _columns(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order."""
     targets = {cell.target.name for cell in result.cells if cell.target is not None}
     metrics = [
-        "harness.speedup",
-        "harness.speedup_low",
-        "harness.speedup_high",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
         RATES[common_unit(result.cells)],
         *map(final_name, sorted(targets)),
     ]

@@ -19,7 +19,7 @@ import rich.table
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
-from rich.segment import Segments
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from harness.core.progress import progress_shown_by
@@ -76,8 +76,14 @@ class TerminalConsole(Console):
                 break
             left_out.append(column)
             rows = table.drawn(left_out)
-        if rows:
-            self.print(Segments(self.render(as_rich(rows), options)), soft_wrap=True)
+        if not rows:
+            return
+        segments = self.render(as_rich(rows), options)
+        if self.is_terminal:
+            self.print(Segments(segments), soft_wrap=True)
+            return
+        for line in Segment.split_lines(segments):
+            self.print("".join(segment.text for segment in line).rstrip(), soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Print a view."""

@@ -31,7 +31,7 @@ FASTEST_FIRST = NAMES[::-1]
 ANSWER_COLUMNS = (
     "tags.`harness.verdict`",
     "metrics.`throughput_samples_per_s`",
-    "metrics.`harness.speedup`",
+    "metrics.`speedup`",
 )
 WIDTHS = (1280, 1500, 1920)  # pixels of a laptop's window, and of larger ones
 

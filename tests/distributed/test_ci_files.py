@@ -83,7 +83,7 @@ def comment(
 def test_githubs_job_writes_one_comment_and_renews_it(tmp_path: Path, gh: str, last: str) -> None:
     assert comment(tmp_path, gh)[-1] == f"api {last} -F body=@comment.md"
     text = (tmp_path / "comment.md").read_text(encoding="utf-8")
-    assert text == "### Training speed\nspiral: passes\n"
+    assert text == "### Training speed\nThe gate of spiral passes\n"
 
 
 HOSTILE = (

@@ -41,7 +41,7 @@ def test_paths_and_profiles_with_control_characters_are_refused(name: str) -> No
 @pytest.mark.parametrize("kind", [HarnessError, BadInput])
 def test_error_is_one_line_whatever_it_quotes(kind: type[HarnessError]) -> None:
     message = str(kind("a\n::error::b\x1b[2J\u202e" + "x" * 5000))
-    assert message.startswith("a ::error::b[2Jxxx")
+    assert message.startswith("a ::error::bxxx")
     assert message.isprintable()
     assert len(message) == 1000
 

@@ -344,7 +344,7 @@ def test_growing_a_finished_sweep_keeps_what_a_user_wrote_on_its_runs(
         assert after[run.info.run_id].data.tags["mine"] == "for the paper"
         assert after[run.info.run_id].data.tags[DESCRIPTION_TAG] == "my note"
     cell_run = after[before["mlp eager bf16 single w0 b64 t1"].info.run_id]
-    assert math.isnan(cell_run.data.metrics["harness.speedup"])
+    assert math.isnan(cell_run.data.metrics["speedup"])
     assert cell_run.info.status == "FAILED"
 
 

@@ -239,7 +239,7 @@ def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
     _, contents = contents_of(*records)
     names = [metric.key for metric in contents.metrics]
     assert names[:4] == [
-        "throughput_samples_per_s", "harness.speedup", "harness.speedup_low", "harness.speedup_high",
+        "throughput_samples_per_s", "speedup", "speedup_low", "speedup_high",
     ]  # fmt: skip
     assert {"final_accuracy", "step_time_p50_ms", "memory_training_mib", "trials_done"} < set(names)
     assert len(names) <= 20
@@ -252,7 +252,7 @@ def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None
     tags = experiment_tags(result, has_parity=True)
     view = json.loads(tags[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]][:9] == [
-        "harness.verdict", "harness.speedup", "harness.speedup_low", "harness.speedup_high",
+        "harness.verdict", "speedup", "speedup_low", "speedup_high",
         "throughput_samples_per_s", "final_accuracy", "harness.parity", "precision", "num_workers",
     ]  # fmt: skip
     assert "tags.`harness.planned` = 'yes'" in view["searchFilter"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import render
+from harness import view
 from harness.view.console import TerminalConsole
 from harness.view.value import Styled
 from harness.view.view import Table, View, markdown
@@ -78,7 +78,7 @@ def test_markdown_escapes_what_it_is_given() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", sorted(Path(render.__file__).parent.rglob("*.py")), ids=str)
+@pytest.mark.parametrize("path", sorted(Path(view.__file__).parent.rglob("*.py")), ids=str)
 def test_views_do_no_arithmetic_on_measurements(path: Path) -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
