@@ -24,6 +24,7 @@ CREATED_COLUMN = "runDateAndNestInfo"  # stays next to the name; its icon is tha
 CREATED_WIDTH = 40  # pixels: the icon alone
 LETTER_WIDTH = 8  # pixels of a column for each letter
 MARGIN = 32  # pixels of a column besides its letters
+MOST_LETTERS = 15  # of a name that is shown whole: what follows should be in sight too
 NAME_MARGIN = 60  # pixels of the column of names, which has a color and a button too
 
 
@@ -45,7 +46,9 @@ def experiment_tags(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     columns = _columns(result, has_parity=has_parity)
     rate = RATES[common_unit(result.cells)]
     longest_name = max(map(len, cell_names(result.all_cells, with_workload=True).values()))
-    widths = {key: MARGIN + LETTER_WIDTH * len(name) for key, name in columns.items()}
+    widths = {}
+    for key, name in columns.items():
+        widths[key] = MARGIN + LETTER_WIDTH * min(len(name), MOST_LETTERS)
     widths[CREATED_COLUMN] = CREATED_WIDTH
     widths[NAME_COLUMN] = NAME_MARGIN + LETTER_WIDTH * longest_name
     view = {
@@ -64,10 +67,10 @@ def _columns(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     targets = {cell.target.name for cell in result.cells if cell.target is not None}
     metrics = [
         "speedup",
-        "speedup_low",
-        "speedup_high",
         RATES[common_unit(result.cells)],
         *map(final_name, sorted(targets)),
+        "speedup_low",
+        "speedup_high",
     ]
     axes = map(metric_name, naming_axes(result.all_cells))
     columns = {"tags.`harness.verdict`": "harness.verdict"}

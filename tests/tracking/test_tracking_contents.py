@@ -252,8 +252,8 @@ def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None
     tags = experiment_tags(result, has_parity=True)
     view = json.loads(tags[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]][:9] == [
-        "harness.verdict", "speedup", "speedup_low", "speedup_high",
-        "throughput_samples_per_s", "final_accuracy", "harness.parity", "precision", "num_workers",
+        "harness.verdict", "speedup", "throughput_samples_per_s", "final_accuracy",
+        "speedup_low", "speedup_high", "harness.parity", "precision", "num_workers",
     ]  # fmt: skip
     assert "tags.`harness.planned` = 'yes'" in view["searchFilter"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`throughput_samples_per_s`", False)
