@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.records.files import read_record
 from harness.records.running import read_heartbeats
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
@@ -132,7 +131,7 @@ def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Pat
     os.kill(pid_in_task(1, f"--job-name={rows[2]['trial']}"), signal.SIGKILL)
     wait_for_step(results, 3, 5)  # the lost trial runs again after the others of its block
     os.kill(pid_in_task(1, "lead"), signal.SIGKILL)
-    wait_until(trial_folder(results, 3).record_path.exists)
+    wait_until(lambda: trial_folder(results, 3).attempt > 1)
     hurry_up(tmp_path)
     wait_until(lambda: is_over(results), every=1.0)
     records = read_records(results)
@@ -158,7 +157,7 @@ def test_a_killed_rank_and_a_killed_leader_cost_the_steps_since_the_last_save(
     before = newest_step(checkpoints)
     wait_until(lambda: newest_step(checkpoints) > before + 4)
     os.kill(leader_pid(results), signal.SIGKILL)
-    wait_until(lambda: read_record(record_path).attempt > 1)
+    wait_until(lambda: trial_folder(results, 0).attempt > 2)
     hurry_up(tmp_path)
     (record,) = wait_for_records(results, undisturbed).values()
     assert [failure.kind for failure in record.previous_failures] == ["Killed", "Interrupted"]
