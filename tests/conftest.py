@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -27,6 +28,10 @@ from harness.tracking import Follower, Tracker, connect, tracker
 from harness.tracking.connect import quiet
 from tests.support import shared_server
 from workloads import importing
+
+# Another program on the machine may make any example take long.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder

@@ -69,9 +69,10 @@ def trial_folders(sweep: Path) -> list[TrialFolder]:
 
 
 def trials_in_mlflow(sweep: Path) -> list[str]:
-    """Return the trials that MLflow's database has a live run for, one entry a run."""
+    """Return the trials that MLflow's database has a run for that holds, one entry a run."""
     query = """select tags.value from tags join runs using (run_uuid)
-               where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
+               where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'
+               and run_uuid not in (select run_uuid from tags where key = 'harness.superseded')"""
     with closing(sqlite3.connect(sweep.parent / "results" / "mlflow.db")) as database:
         return [value for (value,) in database.execute(query)]
 
@@ -152,8 +153,8 @@ def running(sweep: Path, trial: TrialFolder) -> Iterator[subprocess.Popen[str]]:
 
 
 def has_begun(trial: TrialFolder, since: float) -> bool:
-    """Return whether the trial has reported a step since then."""
-    progress = read_progress_file(trial.progress_path)
+    """Return whether the trial has reported a step since then, in its newest attempt."""
+    progress = read_progress_file(TrialFolder.newest(trial.path).progress_path)
     return bool(progress) and progress["step"] > 0 and progress["at"] > since
 
 
@@ -179,7 +180,7 @@ def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) ->
     wait_until(lambda: processes_below(tmp_path) == [], 15)
     hold.unlink()
     assert harness(*arguments(sweep)).code == 0
-    record = read_record(folder.record_path)
+    record = read_record(TrialFolder.newest(folder.path).record_path)
     assert (record.status, record.attempt) == ("done", 2)
     (killed,) = record.previous_failures
     assert (killed.kind, killed.message) == (

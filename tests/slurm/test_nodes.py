@@ -79,7 +79,7 @@ def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
     slurm.set_node("spare", "RESUME")
     slurm.stop("slurmd-n2", signal.SIGKILL)
     slurm.set_node("n2", "DOWN")  # at once, rather than when Slurm has missed it for long enough
-    wait_until(trial_folder(results, 1).record_path.exists, every=0.5)
+    wait_until(lambda: trial_folder(results, 1).attempt > 1, every=0.5)
     slurm.set_node("n2", "RESUME")  # which Slurm refuses for a node whose daemon has reported
     slurm.start("slurmd-n2")
     hurry_up(tmp_path)

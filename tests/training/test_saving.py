@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -84,6 +85,8 @@ def killed_attempt(folder: TrialFolder, assignment: Assignment, prepare: Callabl
         try:
             prepare()
             attempt(folder, assignment, None)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
