@@ -110,8 +110,9 @@ def _export_to(
             f" {parity.tolerance:.2g}; nothing was exported"
         )
     hardware = describe_hardware()
-    is_on_gpu = trained.device.type == "cuda"
+    processor = hardware.gpus[0].name if trained.device.type == "cuda" else hardware.cpu
     versions = {package: installed_version(package) for package in PACKAGES}
+    packages = {package: version for package, version in versions.items() if version}
     return ExportedModel(
         format=name,
         bytes=sum(path.stat().st_size for path in target.iterdir()),
@@ -119,8 +120,8 @@ def _export_to(
         parity=parity,
         latencies=[time_calls(served, trained, batch_size) for batch_size in batch_sizes],
         threads=threads,
-        processor=hardware.gpus[0].name if is_on_gpu else hardware.cpu,
-        packages={package: version for package, version in versions.items() if version},
+        processor=processor,
+        packages=packages,
     )
 
 

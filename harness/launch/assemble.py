@@ -101,12 +101,13 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         problems += rank.unsaved
     # Only ranks on a GPU report allocated memory.
     is_on_gpu = any("allocated" in rank.memory for rank in ranks)
+    hosts = {rank.host for rank in ranks}
     record = replace(
         record,
         load_ranks=lambda: ranks,
         load_losses=lambda: losses_of(ranks),
         device="cuda" if is_on_gpu else "cpu",
-        nodes=len({rank.host for rank in ranks}),
+        nodes=len(hosts),
         interruptions=tuple(ranks[0].interruptions) if ranks else (),
         checkpoint_problems=tuple(problems),
         notes=tuple(ranks[0].notes) if ranks else (),

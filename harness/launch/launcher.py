@@ -26,6 +26,9 @@ if TYPE_CHECKING:  # it reads sweep files, which a rank does not
 HASH_SEED = {"PYTHONHASHSEED": "0"}
 
 
+RENDEZVOUS = "loopback"  # the name of the agent's rendezvous
+
+
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank of a job that has this node alone.
 

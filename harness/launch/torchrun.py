@@ -19,7 +19,7 @@ import psutil
 from harness.core.errors import BadFile, HarnessError
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import TrialFolder
-from harness.core.ports import LOOPBACK, free_port
+from harness.core.ports import LOOPBACK
 from harness.core.processes import (
     Process,
     end_process_group,
@@ -29,7 +29,7 @@ from harness.core.processes import (
 from harness.launch import forkserver
 from harness.launch.abandoned import kill_abandoned, mark_variables
 from harness.launch.forkserver import ForkedRanks
-from harness.launch.launcher import HASH_SEED, assign, exit_failure, signal_failure
+from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
@@ -75,7 +75,7 @@ class Torchrun:
             agent = bound_command(self.stack.module_command("harness.launch.agent"))
         # torchrun's own way to run a module would import from the working directory first. Without
         # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
-        options = [f"--master-addr={LOOPBACK}", f"--master-port={free_port()}"]
+        options = [f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={LOOPBACK}:0"]
         options += [f"--nproc-per-node={ranks}", "--no-python", f"--log-dir={os.devnull}"]
         rank_command = [*module_command(python, module), str(folder.attempt_path), *more]
         return [*agent, str(folder.failures_path), *options, *rank_command]

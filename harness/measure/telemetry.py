@@ -103,12 +103,14 @@ class TelemetrySampler:
         # NVML updates its counter only every 20 to 100 ms (Yang, Adamek and Armour, SC 2024,
         # arXiv:2312.02741), and it may be reset.
         is_metered = joules is not None and joules >= 0 and self._spent["wall"] >= MIN_METERED
+        if not is_metered:
+            joules = None
         return record.Telemetry(
             seconds=self._spent["wall"],
             steps=self._steps,
             readings=readings,
             shares=core_shares(self._spent),
-            joules=joules if is_metered else None,
+            joules=joules,
             throttled=shares if throttled else None,
             foreign_processes=None if foreign is None else sorted(foreign),
         )

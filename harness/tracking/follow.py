@@ -87,8 +87,6 @@ def main() -> None:
     """Deliver until standard input is closed, and then everything."""
     die_with_parent()
     folders = [SweepFolder(Path(name)) for name in sys.argv[2:]]
-    if not folders:
-        return
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not be taken for the answer

@@ -18,16 +18,19 @@ pytestmark = pytest.mark.distributed
 
 # A process of its own loads torch faster without collections of garbage, and ends faster at once.
 TOLD = """\
-import gc, json, os, re, sys
+import gc, json, os, psutil, re, sys
 if __name__ == "__main__":
     gc.disable()
 import torch.distributed as dist
 OF_TORCHRUN = re.compile("(.+_)?(RANK|WORLD_SIZE)|ROLE_NAME|TORCHELASTIC_(RUN_ID|.*RESTART.*)")
 def main():
     dist.init_process_group("gloo")
+    port = int(os.environ["MASTER_PORT"])
+    sockets = psutil.net_connections("tcp")
+    store = [each.laddr.ip for each in sockets if each.status == "LISTEN" and each.laddr.port == port]
     everyone = [None] * dist.get_world_size()
     variables = {name: os.environ[name] for name in os.environ if OF_TORCHRUN.fullmatch(name)}
-    dist.all_gather_object(everyone, [variables, sys.argv[1:], dist.is_torchelastic_launched()])
+    dist.all_gather_object(everyone, [variables, sys.argv[1:], dist.is_torchelastic_launched(), store])
     if not dist.get_rank():
         print(json.dumps(everyone), flush=True)
     dist.destroy_process_group()
@@ -73,9 +76,12 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
         ranks = launcher.start("ranks", trial_folder, 2, launcher.variables(1, {}), ["a b"])
         assert ranks.wait(300) == 0, log.read_text(encoding="utf-8")
         printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
+    stores = [[told.pop() for told in everyone] for everyone in printed]
     assert printed[0] == printed[1]
     assert [variables["RANK"] for variables, _, _ in printed[0]] == ["0", "1"]
     assert [is_launched for _, _, is_launched in printed[0]] == [True, True]
+    # That of forked ranks is rank 0's own, as a script makes it; `test_store` shows the harness's.
+    assert stores[1] == [["127.0.0.1"]] * 2
     assert not trial_folder.failures_path.exists()
 
 

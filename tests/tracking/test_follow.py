@@ -80,11 +80,3 @@ def test_a_process_that_was_killed_fails_no_run(results: Results, folder: SweepF
     with Follower(results, [folder], None) as follower:
         os.kill(follower.process.pid, signal.SIGKILL)
     assert "ended with -9; harness collect delivers the rest" in str(follower.trouble)
-
-
-def test_a_follower_of_nothing_ends_at_once(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["follow", str(results.path)])
-    monkeypatch.setattr(follow, "die_with_parent", lambda: None)
-    follow.main()
