@@ -1,8 +1,7 @@
 """Compares two executions of one trial: how alike they are, and where they first differ.
 
 A record has the losses of every rank at every step, the evaluations, digests of the order of samples
-and of the final parameters, and fingerprints of the steps that its sweep names. Each is a series by its
-subject, such as `loss of rank 0`.
+and of the final parameters and random generators. Each is a series by its subject, such as `loss of rank 0`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ EVALUATION = PHASES.index("evaluation")
 # initial parameters too, which the runs in double precision share. It is the tolerance of
 # `torch._dynamo.utils.same`.
 OTHER_KERNELS = 1e-4
-# Phases whose digests rounding can't change, as nothing that is computed decides them.
-INPUT_PHASES = ("samples", "data", "random", "optimizer settings")
-FINGERPRINT = "fingerprint of "  # prefix of the subjects of fingerprinted steps
-RANDOM = f"{FINGERPRINT}random "  # prefix of the subjects of random generators
+RANDOM = "random generators of "  # prefix of their subjects, which decide no rung of their own
 # Why runs in double precision can't show rounding errors.
 Fp64Problem = Literal["not deterministic", "other random numbers"]
 
@@ -113,22 +109,17 @@ def evidence_of_record(record: Record) -> Evidence:
 
 
 def _of_rank(result: RankResult) -> dict[str, Series]:
-    """Return the losses of a rank, and the digests of the steps that its sweep names."""
+    """Return the losses of a rank, and the digest of its random generators."""
     evidence = {}
     if result.loss is not None:
+        if result.random_digest is not None:
+            drawn = _series({len(result.loss): result.random_digest}, EVALUATION)
+            evidence[f"{RANDOM}rank {result.rank}"] = drawn
         # A script may report no losses, or only those of some steps; the others are NaN.
         reported = np.flatnonzero(~np.isnan(result.loss))
         if len(reported):
             losses = Series(steps=reported + 1, values=result.loss[reported], phase=FORWARD)
             evidence[f"loss of rank {result.rank}"] = losses
-    digests: dict[str, dict[int, str]] = {}
-    if result.fingerprints is not None:
-        for fingerprint in result.fingerprints.steps:
-            for phase, digest in fingerprint.digests.items():
-                digests.setdefault(phase, {})[fingerprint.step] = digest
-    for phase, of_steps in digests.items():
-        subject = f"{FINGERPRINT}{phase} at rank {result.rank}"
-        evidence[subject] = _series(of_steps, PHASES.index(phase))
     return evidence
 
 
@@ -150,7 +141,8 @@ def compare_evidence(
     without them, nothing is within the fp64 rule. `has_other_kernels` is whether the conditions
     differ in something that decides how operations round.
     """
-    compared = [name for name in recorded if name in again]
+    common = [name for name in recorded if name in again]
+    compared = [name for name in common if not name.startswith(RANDOM)]
     differing: dict[str, int] = {}  # the first step that differs, by the subject
     for name in compared:
         step = _first_difference(recorded[name], again[name])
@@ -190,9 +182,8 @@ def _rung(
 
     `differing` has the first step that differs, by the subject; `exact` is a run in double precision.
     """
-    for name, step in differing.items():
-        if _is_input(name, step, recorded[name].phase, has_other_kernels=has_other_kernels):
-            return "different"
+    if ORDER in differing:  # which no rounding changes
+        return "different"
     if exact is None or not any(recorded[name].has_numbers for name in differing):
         return None  # digests show that something differs, but not how much
     least_rounding = OTHER_KERNELS if has_other_kernels else FP32_EPSILON
@@ -204,8 +195,7 @@ def _rung(
 def _first_difference(a: Series, b: Series) -> int | None:
     """Return the first step at which two series have other bits, None if there is none.
 
-    Digests are of the steps that sweeps choose, and are compared at those of both. A number that only
-    one of them has is a difference.
+    A number that only one of them has is a difference.
     """
     steps, in_a, in_b = np.intersect1d(a.steps, b.steps, return_indices=True)
     differing = steps[_differ(a.values[in_a], b.values[in_b])]
@@ -222,19 +212,6 @@ def _differ(a: Numbers, b: Numbers) -> Numbers:
         a, b = a.view(UNSIGNED[a.dtype.itemsize]), b.view(UNSIGNED[b.dtype.itemsize])
     differing: Numbers = a != b
     return differing
-
-
-def _is_input(name: str, step: int, phase: int, *, has_other_kernels: bool) -> bool:
-    """Return whether what differs is given to a step: rounding errors change none of it.
-
-    Initial parameters are given too, but other kernels may round them otherwise.
-    """
-    if name == ORDER:
-        return True
-    if not name.startswith(FINGERPRINT):
-        return False
-    is_initial = step == 1 and PHASES[phase] == "parameters"
-    return PHASES[phase] in INPUT_PHASES or (is_initial and not has_other_kernels)
 
 
 def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Problem | None:

@@ -92,7 +92,7 @@ def diff(
     apart they are. Nothing is recorded. A sweep of two cells needs no names.
 
     Two trials on record (harness diff TRIAL TRIAL) are compared by their losses, evaluations and
-    fingerprints, and run again, up to the first step that differs, if these differ.
+    digests, and run again, up to the first step that differs, if these differ.
 
     Exit code 0 if all bits are the same, 1 if not.
 

@@ -142,7 +142,7 @@ def verify(
 
     Other commands check the seal of each file that they read, and of records only the headers. This
     reads the columns of records too, computes each figure again that follows from them, and checks
-    what commands leave next to them: fingerprints, checkpoints, exported models, parity, the results
+    what commands leave next to them: checkpoints, exported models, parity, the results
     of check and find-lr. Without SWEEP, also measured peaks, certificates and baselines.
 
     A seal has no secret: it proves that nothing was damaged or edited by hand, and not who wrote

@@ -78,7 +78,7 @@ class TrialFolder:
     """The folder of a trial, as one of its attempts sees it.
 
     An attempt has a folder of its own in it, which no other attempt changes: the runner writes the assignment
-    and the record, ranks write the rest. Checkpoints, fingerprints and exports are the trial's, and lie beside
+    and the record, ranks write the rest. Checkpoints and exports are the trial's, and lie beside
     the attempts. What ranks do besides trials has one folder for all (`attempt` 0).
     """
 
@@ -123,9 +123,6 @@ class TrialFolder:
     resume_checkpoints = Below("resume")  # of an interrupted trial, until it ends
     export_folder = Below("export")  # of exported models, with a folder for each format
     export_path = Below("export/export.json")  # parity and latencies of these models
-    fingerprint_folder = Below(
-        "fingerprints"
-    )  # digests of single tensors, where the sweep wants them
     trace_folder = InAttempt("profile")  # the profiler's traces and tables of all ranks
 
     heartbeat_path = InAttemptOf("heartbeats/rank{}.json")  # each heartbeat in place of the last
@@ -134,7 +131,6 @@ class TrialFolder:
         "logs/rank{}.log"
     )  # what a rank prints, libraries and the workload included
     result_path = InAttemptOf("rank{}.json")  # a rank's part of the record, as a RankResult
-    fingerprint_path = BelowOf("fingerprints/rank{}.jsonl")  # digests of its tensors, a mark a line
     trace_path = InAttemptOf("profile/rank{}.json.gz")  # which Perfetto and chrome://tracing open
     compiler_cache = InAttemptOf("cache{}")  # of a rank that must start cold, while the trial runs
 

@@ -133,9 +133,7 @@ def phase_seconds(
     # As all ranks wait for the slowest one, its time is the trial's.
     before_window = 0.0
     for result in ranks:
-        seconds_before = np.array(result.step_seconds)[: summary.window_start]
-        fingerprinted = np.asarray(result.fingerprinted_steps, dtype=int)
-        seconds_before[fingerprinted[fingerprinted < summary.window_start]] = 0.0
+        seconds_before = np.asarray(result.step_seconds)[: summary.window_start]
         before_window = max(before_window, float(seconds_before.sum()))
     phases["warmup"] = max(0.0, before_window - phases.get("compile", 0.0))
     phases["train"] -= phases["warmup"]

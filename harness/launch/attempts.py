@@ -36,8 +36,7 @@ def begin_attempt(newest: TrialFolder, *, fresh: bool) -> TrialFolder:
         is_anew = fresh or (record is not None and record.status in COMPLETE)
     paths = []
     if is_anew:
-        paths += [folder.resume_checkpoints, folder.best_checkpoints]
-        paths += [folder.fingerprint_folder, folder.export_folder]
+        paths += [folder.resume_checkpoints, folder.best_checkpoints, folder.export_folder]
     if fresh:
         paths += [replace(folder, attempt=n).attempt_path for n in range(1, folder.attempt)]
     for path in paths:

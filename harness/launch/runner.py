@@ -226,7 +226,6 @@ class Runner:
             checkpoint="best" if sweep.checkpoint.best else "none",
             saves=sweep.checkpoint.of(self.profile.launcher, is_script=workload.is_script),
             profile=sweep.profile,
-            fingerprints=sweep.fingerprints,
             device=self.profile.device,
             attempt=attempt,
             lane=lane,

@@ -13,7 +13,7 @@ from harness.records.record import Evaluation, RankResult, Record, Telemetry
 
 T = TypeVar("T")
 MIB = 2**20
-TRAINING_PHASES = ("warmup", "train", "fingerprint")  # the last one of steps that leave digests
+TRAINING_PHASES = ("warmup", "train")
 # The numbers that are the mean of a reading, and by what it is divided.
 READINGS = {
     "gpu_utilization": ("gpu_utilization", 1),

@@ -99,16 +99,15 @@ def measured_window(ranks: Sequence[RankResult], cell: Cell) -> Window:
     That of a script is all that follows the warm-up. It may evaluate in a step, which can't be told, and a
     window that is searched would have the evaluation in one trial and not in another.
 
-    A step takes as long as at its slowest rank. Steps that were fingerprinted, or that a loader has
-    fetched for in an untimed pause, are never in the window, and whether the others are does not depend
-    on them. Nor are steps whose phases were timed, which takes time, where most steps have been without.
+    A step takes as long as at its slowest rank. Steps that a loader has fetched for in an untimed pause are
+    never in the window, and whether the others are does not depend on them. Nor are steps whose phases were
+    timed, which takes time, where most steps have been without.
     """
     seconds = _step_seconds(ranks).max(axis=0)
     count = len(seconds)
     resumed_at = [interruption.step for interruption in ranks[0].interruptions]
     is_timed = np.ones(count, dtype=bool)
-    untimed = [*ranks[0].fingerprinted_steps, *ranks[0].refilled_steps]
-    is_timed[[step for step in untimed if step < count]] = False
+    is_timed[[step for step in ranks[0].refilled_steps if step < count]] = False
     has_phases = np.zeros(count, dtype=bool)
     for series in ranks[0].step_phases.values():
         has_phases |= np.isfinite(series)

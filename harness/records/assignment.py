@@ -15,7 +15,7 @@ from harness.records.bounds import Number, Ordinal
 from harness.records.code import Code, Repository
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.sweep.cell import Fingerprints, Profiling, Trial
+from harness.sweep.cell import Profiling, Trial
 from harness.sweep.saving import CheckpointRules
 
 SCHEMA = 2  # a gate's arm may run a worker of another revision than writes its assignment
@@ -50,7 +50,6 @@ class Assignment:
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
     saves: CheckpointRules | None = None  # None: no checkpoints at intervals
     profile: Profiling | None = None  # None: no trace
-    fingerprints: Fingerprints | None = None  # None: of no step
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: Ordinal = 1  # counted from 1
     # What only the launcher knows: ranks need neither git nor MLflow.

@@ -25,7 +25,7 @@ from harness.core.import_path import ROOT
 from harness.records.assignment import Lane
 from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.environment import Environment
-from harness.sweep.cell import Fingerprints, Profiling, ThroughputUnit, Trial
+from harness.sweep.cell import Profiling, ThroughputUnit, Trial
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -260,23 +260,6 @@ class Interruption:
     lost_seconds: Amount
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepFingerprint:
-    """The digests of what one rank computed in one step; see `harness.records.trace`."""
-
-    step: Ordinal  # counted from 1
-    digests: Mapping[str, str]  # phase -> digest of all its tensors
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankFingerprints:
-    """What one rank computed at the steps that the sweep chose."""
-
-    steps: Sequence[StepFingerprint]  # in their order
-    file: str  # the digests of single tensors; path relative to the trial's folder
-    file_digest: str  # SHA-256 of that file
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
     """What one rank leaves in `rank<N>.json`.
@@ -305,6 +288,7 @@ class RankResult:
         0,
         0,
     )  # of the samples that it saw; see `harness.training.order`
+    random_digest: str | None = None  # of its random generators at the end; None of a script
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
     # Settings that deterministic mode was in force with, by name; None for a trial without it.
@@ -316,16 +300,8 @@ class RankResult:
     phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks, as is the next one
     environment: Environment | None = None
-    fingerprints: RankFingerprints | None = None  # None where the sweep wants none
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
     notes: Sequence[str] = ()  # what to know of a script: a line each
-
-    @property
-    def fingerprinted_steps(self) -> list[int]:
-        """Return the steps that were fingerprinted and so not measured, counted from 0."""
-        if self.fingerprints is None:
-            return []
-        return [fingerprint.step - 1 for fingerprint in self.fingerprints.steps]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,7 +366,6 @@ class RunSettings:
     # Keys of the cluster profile that differ from their defaults, variables of the ranks included;
     # secrets are redacted.
     profile: Mapping[str, Any]
-    fingerprints: Fingerprints | None = None  # None: of no step
     checkpoint_every: str | None = None  # None: 10m under Slurm, otherwise never
 
 

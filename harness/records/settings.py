@@ -47,7 +47,6 @@ def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
         checkpoint="best" if sweep.checkpoint.best else "none",
         checkpoint_every=sweep.checkpoint.every,
         profiling=sweep.profile,
-        fingerprints=sweep.fingerprints,
         timeout=sweep.timeout,
         launcher=profile.launcher,
         device=profile.device,

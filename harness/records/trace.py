@@ -84,32 +84,14 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a trace has: the last step, and which of those before it."""
+    """What a trace has: all steps up to the last one, or that one alone."""
 
-    last_step: int
-    steps: Sequence[int] = ()  # counted from 1
-    every: int | None = None  # and every N steps
+    last_step: int  # counted from 1
+    all_steps: bool = False
     tensors: bool = True  # whether each tensor has a mark, or all tensors of a moment share one
     values: bool = False  # whether the tensors themselves are kept, of the last step
     snapshots: bool = False  # whether rank 0 keeps parameters and buffers at a few steps
     left_out: Sequence[str] = ()  # tensors of no mark, each as `Mark.tensor` calls it
-
-    def includes(self, step: int) -> bool:
-        """Return whether a step, counted from 1, is recorded."""
-        if step == self.last_step or step in self.steps:
-            return True
-        return self.every is not None and step % self.every == 0
-
-    def end_of_run(self, done: int, stop: int) -> int:
-        """Return up to which step, at most `stop`, all steps after `done` are treated alike.
-
-        Either all of them are recorded, or none is.
-        """
-        is_recorded = self.includes(done + 1)
-        for step in range(done + 2, stop + 1):
-            if self.includes(step) != is_recorded:
-                return step - 1
-        return stop
 
 
 def combine(digests: Sequence[tuple[str, str]]) -> tuple[str, str]:

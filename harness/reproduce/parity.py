@@ -42,7 +42,7 @@ from harness.sweep.selected import is_named
 from harness.sweep.sweep import Sweep
 
 # All steps, with one mark a moment.
-WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, every=1, tensors=False, snapshots=True)
+WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, all_steps=True, tensors=False, snapshots=True)
 WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
 # The axes that decide which rank, or which micro-step, computes which samples.
 SPLITTING = ("world_size", "grad_accum_steps")

@@ -16,7 +16,7 @@ from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
 from harness.sweep.apart import call_apart
-from harness.sweep.cell import Cell, Fingerprints, Trial
+from harness.sweep.cell import Cell, Trial
 from harness.sweep.cluster import Profile
 from harness.sweep.document import Document
 from harness.sweep.files import FileDigests
@@ -97,8 +97,6 @@ def rebuild_sweep(
         source=base / Path(settings.sweep_file).name,
         checkpoint=CheckpointRules(every=NEVER, best=settings.checkpoint == "best"),
         timeout=settings.timeout,
-        # At least of the last step: whether a run in another precision draws the same random numbers.
-        fingerprints=settings.fingerprints or Fingerprints(),
     )
 
 

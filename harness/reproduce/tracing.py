@@ -123,7 +123,7 @@ def diff_traced(
 
     Both run up to `last_step` at most.
     """
-    overview = Recording(last_step=last_step, every=1, tensors=False)
+    overview = Recording(last_step=last_step, all_steps=True, tensors=False)
     _, steps = _trace_both(tracer, a, b, overview)
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()

@@ -120,17 +120,6 @@ class Profiling:
     steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fingerprints:
-    """The steps of a trial whose results are digested, in addition to the last step.
-
-    These steps are not measured. Their results do not change, so cells do not depend on them.
-    """
-
-    steps: Sequence[Count] = ()  # counted from 1
-    every: Count | None = None  # and every this many steps
-
-
 # How a script would be started by hand; `python` sets none of torchrun's variables.
 Launch = Literal["torchrun", "python"]
 

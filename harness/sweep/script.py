@@ -29,7 +29,6 @@ REFUSED_KEYS = {
     "evaluate": "the script evaluates when it does; harness.report(NAME=VALUE) records it",
     "checkpoint": "the script saves what it saves",
     "profile": "the harness takes no steps of its own in it",
-    "fingerprints": "the harness does not see what a step computes",
     "data": "the script reads them itself; allowed: arguments",
 }
 

@@ -20,7 +20,6 @@ from harness.core.validation import Key, members_by_source, shown
 from harness.sweep.axes import AXIS_TYPES
 from harness.sweep.cell import (
     SOURCE,
-    Fingerprints,
     Length,
     Profiling,
     StopRule,
@@ -60,7 +59,6 @@ class SweepKeys:
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
     profile: Profiling | None = None
-    fingerprints: Fingerprints | None = None
     timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
     stacks: dict[Name, Stack] = field(default_factory=dict)  # the values of the axis `stack`
 

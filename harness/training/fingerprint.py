@@ -15,10 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.core.paths import TrialFolder
-from harness.records.record import RankFingerprints
 from harness.training.ranks import gather
-from harness.training.state import TrainingState
 from workloads.base import Workload
 
 MOST_OF_INT64 = 2**63
@@ -71,20 +68,6 @@ def add_tensor(update: Callable[[bytes], object], tensor: Tensor) -> None:
     values = tensor.clone(memory_format=torch.contiguous_format)
     update(f"{values.dtype}\0{tuple(values.shape)}\0".encode())
     update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def rank_fingerprints(
-    state: TrainingState, folder: TrialFolder, rank: int
-) -> RankFingerprints | None:
-    """Return the fingerprints in a rank's result, None if it has left none."""
-    if not state.fingerprints:
-        return None
-    path = folder.fingerprint_path(rank)
-    return RankFingerprints(
-        steps=state.fingerprints,
-        file=str(path.relative_to(folder.path)),
-        file_digest=hashlib.sha256(path.read_bytes()).hexdigest(),
-    )
 
 
 # The state that training changes in a workload, such as a moving average of the weights: it is saved in

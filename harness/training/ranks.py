@@ -238,6 +238,19 @@ def restore_generators(states: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
+def random_states(device: torch.device) -> list[tuple[str, torch.Tensor]]:
+    """Return the states of all generators that a forward on this device may draw from, as bytes."""
+    states = generator_states(device)
+    _, keys, position, *_ = states.pop("numpy")
+    _, python, _ = states.pop("python")
+    words = {
+        "python": torch.tensor(python),
+        "numpy": keys,
+        "numpy (position)": torch.tensor(position),
+    }
+    return [*words.items(), *states.items()]
+
+
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """Leave the generators that code on this device draws from as they are, whatever a block does."""

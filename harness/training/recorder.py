@@ -1,8 +1,7 @@
-"""Records the values that a rank computes in training: a trace, and the digests of a trial's record.
+"""Records the values that a rank computes in training: the trace of a trial that is not measured.
 
-`harness diff` traces trials that it measures nothing of. A trial that is measured is recorded at
-the steps that its sweep names (`fingerprints`). Either way, recorded steps are segments of their
-own, and nothing is left in the model, the strategy or the training step between them.
+Recorded steps are segments of their own, and nothing is left in the model, the strategy or the
+training step between them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.records.record import StepFingerprint
 from harness.records.trace import (
     AFTER_MICRO_STEPS,
     Mark,
@@ -26,10 +24,9 @@ from harness.records.trace import (
     value_name,
     values_path,
 )
-from harness.sweep.cell import Fingerprints
 from harness.training.build import TrialParts
 from harness.training.fingerprint import add_tensor, full_tensor
-from harness.training.ranks import generator_states
+from harness.training.ranks import random_states
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
 from harness.training.train import Hooks
@@ -44,10 +41,7 @@ Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimi
 
 
 class Recorder(Hooks):
-    """Writes the trace of one rank. To be used as a context, around the training.
-
-    A trial that was resumed continues its trace from its checkpoint.
-    """
+    """Writes the trace of one rank. To be used as a context, around the training."""
 
     def __init__(
         self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
@@ -59,13 +53,11 @@ class Recorder(Hooks):
         self._rank = parts.mesh.rank
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        self._file.truncate(state.marks_bytes)  # what follows the checkpoint is recorded again
+        self._file = path.open("wb")
         self._values: dict[str, Tensor] = {}
         self._micro_step = 0  # that is under way, counted from 1
         self._step = 0  # that is under way, counted from 1
         self._local_gradients: list[tuple[str, str]] = []  # names and digests
-        self._phase_digests: dict[str, xxhash.xxh3_128] = {}  # of the step that is under way
         self._stop_watching: Callable[[], None] | None = None  # the strategy's local gradients
 
     def __enter__(self) -> Recorder:
@@ -84,12 +76,14 @@ class Recorder(Hooks):
         """Return the step up to which all steps are recorded, or none is."""
         parts = self._parts
         self._detach()
-        if self._recording.includes(state.step + 1):
+        last_step = self._recording.last_step
+        if self._recording.all_steps or state.step + 1 == last_step:
             parts.train_step.observe = self._observe
             self._stop_watching = parts.strategy.watch_local_gradients(
                 parts.model, self._on_local_gradient
             )
-        return self._recording.end_of_run(state.step, stop)
+            return stop
+        return min(stop, last_step - 1)
 
     def _detach(self) -> None:
         """Have the coming steps run as if there were no recorder."""
@@ -104,7 +98,6 @@ class Recorder(Hooks):
         match moment:
             case "indices":
                 self._step, self._micro_step = self._parts.train_step.step + 1, 1
-                self._phase_digests.clear()
                 self._write("parameters", model.named_parameters())
                 if self._rank == 0:  # DDP's other ranks get its buffers in the forward
                     self._write("buffers before", model.named_buffers())
@@ -131,14 +124,7 @@ class Recorder(Hooks):
                 if type(self._parts.workload).after_step is not Workload.after_step:
                     self._write("after_step", model.named_parameters())
                 self._write("workload state", self._parts.workload_state.tensors())
-                self._end_step()
-
-    def _end_step(self) -> None:
-        """Keep the digests of a step that is over."""
-        self._file.flush()
-        self._state.marks_bytes = self._file.tell()
-        digests = {phase: digest.hexdigest() for phase, digest in self._phase_digests.items()}
-        self._state.fingerprints.append(StepFingerprint(step=self._step, digests=digests))
+                self._file.flush()
 
     def _on_local_gradient(self, name: str, gradient: Tensor) -> None:
         """Digest a gradient of the backward under way; they arrive in no fixed order."""
@@ -168,10 +154,8 @@ class Recorder(Hooks):
         digests = sorted(entry for entry in digests if f"{phase} {entry[0]}" not in left_out)
         if not digests:
             return
-        combined = combine(digests)
-        self._phase_digests.setdefault(phase, xxhash.xxh3_128()).update(repr(combined).encode())
         if not self._recording.tensors:
-            digests = [combined]
+            digests = [combine(digests)]
         for name, digest in digests:
             self._file.write(encode(self._mark(phase, name, digest)).encode())
 
@@ -190,13 +174,6 @@ class Recorder(Hooks):
         return Mark(
             step=self._step, micro_step=self._micro_step, phase=phase, name=name, digest=digest
         )
-
-
-def fingerprint_recorder(parts: TrialParts, state: TrainingState, steps: Fingerprints) -> Recorder:
-    """Return the recorder of a trial that is measured, with a mark for each tensor."""
-    recording = Recording(last_step=parts.total_steps, steps=steps.steps, every=steps.every)
-    path = parts.folder.fingerprint_path(parts.mesh.rank)
-    return Recorder(parts, state, recording, path)
 
 
 def digest_tensor(tensor: Tensor) -> str:
@@ -253,16 +230,3 @@ def parameter_groups(model: nn.Module, optimizer: Optimizer) -> Named:
     for name, parameter in model.named_parameters():
         if parameter in numbers:
             yield f"{name} (group)", torch.tensor(numbers[parameter])
-
-
-def random_states(device: torch.device) -> list[tuple[str, Tensor]]:
-    """Return the states of all generators that a forward on this device may draw from, as bytes."""
-    states = generator_states(device)
-    _, keys, position, *_ = states.pop("numpy")
-    _, python, _ = states.pop("python")
-    words = {
-        "python": torch.tensor(python),
-        "numpy": keys,
-        "numpy (position)": torch.tensor(position),
-    }
-    return [*words.items(), *states.items()]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
-from harness.records.record import Compiled, Evaluation, Interruption, StepFingerprint
+from harness.records.record import Compiled, Evaluation, Interruption
 from harness.training.order import OrderDigest
 
 COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
@@ -42,8 +42,6 @@ class TrainingState:
     evaluations: list[Evaluation] = field(default_factory=list)
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
-    fingerprints: list[StepFingerprint] = field(default_factory=list)  # of the steps chosen
-    marks_bytes: int = 0  # of their trace, as far as it belongs to the steps done
     interruptions: list[Interruption] = field(default_factory=list)
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = field(default_factory=list)

@@ -50,7 +50,6 @@ class Segment:
     start_step: int  # the optimizer steps that were done before it
     losses: NDArray[np.float32]  # this rank's mean loss at each step, shape (steps,)
     times: SegmentTimes  # in seconds, for each step
-    is_observed: bool = False  # whether the times include an observer's
 
     @property
     def steps(self) -> int:
@@ -195,14 +194,12 @@ class Trainer:
         axes, device = parts.axes, parts.mesh.device
         must_place = must_place_batches(axes, device)
         observe = parts.train_step.observe
-        is_observed = observe is not observe_nothing
         start_step = state.step
         losses: list[Tensor] = []
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
-        if not is_observed:
-            parts.telemetry.begin_segment()
-            state.in_step = True
+        parts.telemetry.begin_segment()
+        state.in_step = observe is observe_nothing  # of others nobody knows how long they take
         clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for _ in range(start_step, stop):
             indices, worker, batch = next(batches)
@@ -215,13 +212,12 @@ class Trainer:
             trained_on.append(indices)
             clock.end_step()
         times = clock.stop()
-        if not is_observed:
-            parts.telemetry.end_segment(len(losses))
+        parts.telemetry.end_segment(len(losses))
         state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_digest.add(parts.order, start_step, trained_on)
         state.step = stop
         loss_values = torch.stack(losses).float().cpu().numpy()
-        return Segment(start_step, loss_values, times, is_observed=is_observed)
+        return Segment(start_step, loss_values, times)
 
     def synchronize(self, segment: Segment) -> bool:
         """Keep a segment's numbers, and agree with the other ranks on how to continue.
@@ -270,15 +266,9 @@ class Trainer:
         return step * self.parts.mesh.world_size + self.parts.mesh.rank
 
     def _next_segment_steps(self, segment: Segment) -> int:
-        """Return how many steps would last SEGMENT_SECONDS, at this segment's pace.
-
-        The pace of observed steps says nothing, and so makes later segments no shorter.
-        """
+        """Return how many steps would last SEGMENT_SECONDS, at this segment's pace."""
         steps = math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds)
-        steps = min(steps, FASTEST_GROWTH * segment.steps)
-        if segment.is_observed:
-            return max(steps, self.segment_steps)
-        return steps
+        return min(steps, FASTEST_GROWTH * segment.steps)
 
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
@@ -289,9 +279,8 @@ class Trainer:
         self._counted_compile_seconds = self.parts.compiler.seconds
         if compile_seconds:
             self.state.add_seconds("compile", compile_seconds)
-        phase = "fingerprint" if segment.is_observed else "train"
         seconds = segment.seconds - compile_seconds
-        self.state.add_seconds(phase, seconds)
+        self.state.add_seconds("train", seconds)
         self.progress.facts["slowest"] = max(seconds, self.progress.facts.get("slowest", 0.0))
 
     def _check_settings_had_effect(self) -> None:
@@ -380,9 +369,9 @@ class Trainer:
 
     # Results
 
-    def fingerprint(self) -> str:
+    def digest(self) -> str:
         """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""
-        with self.state.timed("fingerprint"):
+        with self.state.timed("digest"):
             state_digest = self.parts.workload_state.digest()
             return digest_model(self.parts.model, state_digest)
 

@@ -13,7 +13,7 @@ import re
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -41,12 +41,12 @@ from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
-from harness.training.fingerprint import rank_fingerprints
+from harness.training.fingerprint import digest_tensors
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, random_states
 from harness.training.state import TrainingState
-from harness.training.train import Hooks, Trainer
+from harness.training.train import Trainer
 
 # What gloo and NCCL say where they have no type of error: that a rank waited too long, or that another is gone.
 COLLECTIVE_ERRORS = {
@@ -93,9 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
-        fingerprints = rank_fingerprints(state, folder, ranks.rank)
-        result = replace(entered, fingerprints=fingerprints, **state.result())
-        result = replace(result, failure=_describe(error, ranks, folder))
+        result = replace(entered, **state.result(), failure=_describe(error, ranks, folder))
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_rank_result(folder.result_path(ranks.rank), result)
@@ -123,7 +121,7 @@ def train(
         assignment = with_batch_size_of(workload, assignment)
         parts = TrialParts(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state)
-        with _recorder(parts, state) as trainer.hooks, parts.telemetry:
+        with parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
             workload = parts.workload
@@ -137,24 +135,16 @@ def train(
     return result
 
 
-def _recorder(parts: TrialParts, state: TrainingState) -> AbstractContextManager[Hooks]:
-    """Return the recorder of the steps that the sweep names, as the context of the training."""
-    if parts.assignment.fingerprints is None:
-        return nullcontext(Hooks())
-    from harness.training.recorder import fingerprint_recorder  # xxhash, which stacks may lack
-
-    return fingerprint_recorder(parts, state, parts.assignment.fingerprints)
-
-
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     """Return all that was measured; every rank must take part."""
     parts, state = trainer.parts, trainer.state
-    memory = parts.memory.read()  # before the fingerprint, which gathers parameters
-    parameter_digest = trainer.fingerprint()
+    memory = parts.memory.read()  # before the digest, which gathers parameters
+    parameter_digest = trainer.digest()
     result = replace(
         entered,
         **state.result(),
         order_sums=state.order_digest.sums,
+        random_digest=digest_tensors(random_states(parts.mesh.device)),
         compiled=state.compiled,
         loss_scale=parts.train_step.scaler.account(),
         determinism=parts.determinism.settings,
@@ -162,7 +152,6 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         loader_workers=state.loader_workers,
         memory=memory,
         phases=dict(state.phases),
-        fingerprints=rank_fingerprints(state, parts.folder, parts.mesh.rank),
     )
     if not parts.mesh.is_rank_0:
         return result

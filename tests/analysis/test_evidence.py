@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from harness.analysis.evidence import (
     Agreement,
@@ -14,7 +13,7 @@ from harness.analysis.evidence import (
     compare_evidence,
     evidence_of_record,
 )
-from harness.records.record import Numbers, RankFingerprints, Record, StepFingerprint
+from harness.records.record import Numbers, Record
 from tests.factories import make_cell, make_record, with_ranks
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2))
@@ -43,11 +42,9 @@ def changed_report(record: Record, **changes: object) -> Record:
     return replace(record, rank0=replace(record.rank0, **changes))  # type: ignore[arg-type]
 
 
-def fingerprinted(record: Record, digests: dict[str, str], step: int) -> Record:
-    fingerprints = RankFingerprints(
-        steps=[StepFingerprint(step=step, digests=digests)], file="f", file_digest="0"
-    )
-    ranks = [replace(result, fingerprints=fingerprints) for result in record.ranks]
+def drew(record: Record, digest: str) -> Record:
+    """Return a record whose random generators ended with a state of this digest."""
+    ranks = [replace(result, random_digest=digest) for result in record.ranks]
     return with_ranks(record, ranks)
 
 
@@ -110,31 +107,6 @@ def test_other_kernels_round_initial_parameters_otherwise() -> None:
     assert compare_evidence(recorded, far, exact, has_other_kernels=True).rung is None
 
 
-@pytest.mark.parametrize(
-    ("phase", "step", "has_other_kernels", "rung"),
-    [
-        ("optimizer settings", 5, True, "different"),
-        ("samples", 5, True, "different"),
-        ("data", 5, True, "different"),
-        ("random", 5, True, "different"),
-        ("parameters", 1, False, "different"),
-        ("parameters", 1, True, "rounding"),  # other kernels round them otherwise
-        ("parameters", 5, False, "rounding"),
-        ("all-reduce", 5, False, "rounding"),
-    ],
-)
-def test_no_rounding_changes_what_a_step_is_given(
-    phase: str, step: int, has_other_kernels: bool, rung: str
-) -> None:
-    """As with Adam's eps doubled, or a learning rate that is read from a file."""
-    near = scaled(1.0001)
-    recorded = evidence_of_record(fingerprinted(RECORD, {phase: "0"}, step))
-    again = evidence_of_record(fingerprinted(near, {phase: "1"}, step))
-    exact = [evidence_of_record(scaled(1.00005))] * 2
-    found = compare_evidence(recorded, again, exact, has_other_kernels=has_other_kernels)
-    assert found.rung == rung
-
-
 def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
     def sparse(record: Record) -> Record:
         for rank in (0, 1):
@@ -176,12 +148,10 @@ def test_double_precision_that_does_not_repeat_judges_nothing() -> None:
 
 
 def test_double_precision_with_other_random_numbers_judges_nothing() -> None:
-    drawn, otherwise = ({"random": digest} for digest in "ab")
-    again = fingerprinted(scaled(1.01), drawn, 10)
-    exact = fingerprinted(scaled(1.0055), otherwise, 10)
+    again, exact = drew(scaled(1.01), "a"), drew(scaled(1.0055), "b")
     found = agreement(again, exact=[exact, exact])
     assert (found.rung, found.fp64_problem) == (None, "other random numbers")
-    exact = fingerprinted(exact, drawn, 10)
+    exact = drew(exact, "a")
     assert agreement(again, exact=[exact, exact]).rung == "rounding"
 
 
@@ -210,11 +180,9 @@ def test_what_is_computed_first_is_named() -> None:
     assert first(evaluated).step == evaluations[0].step == 10
     trained = with_losses(evaluated, 1, next_float(losses_of(1), 10))
     assert first(trained).subject == "loss of rank 1"
-    printed = fingerprinted(RECORD, {"samples": "a", "all-reduce": "b"}, 10)
-    sampled = fingerprinted(trained, {"samples": "c", "all-reduce": "d"}, 10)
-    assert first(sampled, printed).subject == "fingerprint of samples at rank 0"
-    reordered = replace(sampled, order_digest="9" * 32)
-    assert first(reordered, printed).subject == "order of the samples"
+    reordered = replace(trained, order_digest="9" * 32)
+    assert first(reordered).subject == "order of the samples"
+    assert agreement(reordered, exact=[RECORD, RECORD]).rung == "different"
 
 
 def test_a_trial_without_evaluations_or_with_infinite_losses_is_compared() -> None:

@@ -47,12 +47,10 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
             "defective": {"uses": MUTANT, "axes": axes, "options": options | defect},
         },
         length={"steps": 12},
-        fingerprints={"every": 5},
     )
     folders = []
     results = Results(tmp_path / "results").sweep_folder("line")
     for record in run(path):
-        assert [step + 1 for step in record.ranks[1].fingerprinted_steps] == [5, 10, 12]
         folders.append(str(results.trial_folder(record.trial.id).path))
     profile = local_profile(tmp_path)
     result = harness("diff", *folders, "--cluster", str(profile), "--json")

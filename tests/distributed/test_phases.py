@@ -59,7 +59,7 @@ def test_what_comes_before_and_after_training_has_phases_of_its_own(
         "warmup",
         "train",
         "evaluate",
-        "fingerprint",
+        "digest",
     } <= set(phases)
     duration = records[label].ended - records[label].started
     # Each phase is that of the rank that took longest, so the sum may be a little more.

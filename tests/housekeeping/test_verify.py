@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,30 +21,18 @@ from harness.export.record import (
 )
 from harness.hardware import machine
 from harness.housekeeping.verify import Verified, verify_machines, verify_sweep
-from harness.records.files import write_record
-from harness.records.record import RankFingerprints, Record
+from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.training.best import write_best
-from tests.factories import make_machine, make_record, with_ranks, write_sweep
+from tests.factories import make_machine, make_record, write_sweep
 from tests.support.parity import make_parity
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SweepFolder:
-    """A sweep of two trials, the first of which has fingerprints."""
+    """A sweep of two trials."""
     folder = Results(tmp_path).sweep_folder("demo")
     write_sweep(folder, [make_record(seed=seed) for seed in range(2)])
-    first = make_record(seed=0)
-    trial_folder = folder.trial_folder(first.trial.id)
-    path = trial_folder.fingerprint_path(0)
-    path.parent.mkdir()
-    path.write_text("marks", encoding="utf-8")
-    digest = hashlib.sha256(b"marks").hexdigest()
-    fingerprints = RankFingerprints(steps=[], file="fingerprints/rank0.jsonl", file_digest=digest)
-    ranks = [replace(first.ranks[0], fingerprints=fingerprints)]
-    (replaced,) = trial_folder.attempt_path.glob("*.npz")
-    write_record(trial_folder.record_path, with_ranks(first, ranks))
-    replaced.unlink()
     return folder
 
 
@@ -62,9 +50,8 @@ def test_whole_sweep_has_no_problem(folder: SweepFolder) -> None:
     assert problems(folder) == []
 
 
-@pytest.mark.parametrize("name", ["attempt-1/record-*.npz", "fingerprints/rank0.jsonl"])
-def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder, name: str) -> None:
-    (path,) = folder.record_paths()[0].parent.parent.glob(name)
+def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder) -> None:
+    (path,) = folder.record_paths()[0].parent.glob("record-*.npz")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     assert [str(path) in problem for problem in problems(folder)] == [True]

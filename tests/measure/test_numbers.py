@@ -11,7 +11,7 @@ from tests.factories import make_record, with_ranks
 
 def undisturbed() -> Record:
     """Return the record of a trial of 100 s, of which it trained 70."""
-    phases = {"startup": 2.0, "warmup": 10.0, "train": 20.0, "fingerprint": 40.0, "evaluate": 6.0}
+    phases = {"startup": 2.0, "warmup": 10.0, "train": 60.0, "evaluate": 6.0}
     return with_ranks(make_record(), phases=phases, started=1000.0, ended=1100.0)
 
 

@@ -175,7 +175,6 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             "mine.data: found it with train.py, a script: the script reads them",
         ),
         ({}, {"stop": {"patience": 2}}, "stop: found it with train.py, a script: the script ends"),
-        ({}, {"fingerprints": {}}, "fingerprints: found it with train.py, a script"),
         (
             {},
             {"checkpoint": "best"},

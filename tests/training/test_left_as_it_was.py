@@ -14,9 +14,10 @@ from torch.optim import SGD, Optimizer, SparseAdam
 
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.sweep.cell import Fingerprints, Length
+from harness.records.trace import Recording, decode_trace, trace_path
+from harness.sweep.cell import Length
 from harness.training import worker
-from harness.training.recorder import fingerprint_recorder
+from harness.training.recorder import Recorder
 from harness.training.train import Trainer
 from tests.support.training import make_assignment, make_trainer
 from workloads import Batch, Splits, TensorSamples, Workload
@@ -91,7 +92,7 @@ def test_the_digest_of_a_model_covers_its_buffers(tmp_path: Path) -> None:
         workload = Points(Settings(), Settings())
         workload.momentum = momentum
         trainer = trained(tmp_path / str(momentum), workload, make_assignment(steps=4))
-        digests.append((trainer.fingerprint(), trainer.state.losses))
+        digests.append((trainer.digest(), trainer.state.losses))
     (first, losses), (second, other_losses) = digests
     assert losses == other_losses
     assert first != second
@@ -101,7 +102,7 @@ def test_evaluations_change_nothing_of_training(tmp_path: Path) -> None:
     often = trained(tmp_path / "often", Points(Settings(), Settings()), evaluated_every(2))
     seldom = trained(tmp_path / "seldom", Points(Settings(), Settings()), evaluated_every(12))
     assert often.state.losses == seldom.state.losses
-    assert often.fingerprint() == seldom.fingerprint()
+    assert often.digest() == seldom.digest()
 
 
 class Curriculum(Points):
@@ -145,9 +146,12 @@ class Sparse(Points):
         return loss
 
 
-def test_sparse_gradients_have_fingerprints(tmp_path: Path) -> None:
+def test_sparse_gradients_are_traced(tmp_path: Path) -> None:
     trainer = make_trainer(make_assignment(steps=4), Sparse(Settings(), Settings()), tmp_path)
-    chosen = Fingerprints(steps=[2])
-    with fingerprint_recorder(trainer.parts, trainer.state, chosen) as trainer.hooks:
+    path = trace_path(tmp_path, 0)
+    recording = Recording(last_step=4, values=True)
+    with Recorder(trainer.parts, trainer.state, recording, path) as trainer.hooks:
         trainer.run()
-    assert [fingerprint.step for fingerprint in trainer.state.fingerprints] == [2, 4]
+    marks = decode_trace(path.read_bytes(), path)
+    assert {mark.step for mark in marks} == {4}
+    assert "all-reduce" in {mark.phase for mark in marks}

@@ -43,7 +43,7 @@ def test_evaluations_change_neither_modes_nor_what_is_trained(tmp_path: Path) ->
         assert modes_of(trainer.parts.model) == built_with
         assert not built_with["encoder.1"]
         assert built_with["head.0"]
-        trained.append((trainer.state.losses, trainer.fingerprint()))
+        trained.append((trainer.state.losses, trainer.digest()))
     assert trained[0] == trained[1] == trained[2]
 
 

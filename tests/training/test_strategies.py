@@ -60,7 +60,7 @@ def test_a_new_strategy_needs_only_its_class_and_an_entry(
         assignment = make_assignment(steps=4, strategy=name)
         trainer = make_trainer(assignment, LineFit(Options(), Settings()), tmp_path / name)
         trainer.run()
-        digests.add(trainer.fingerprint())
+        digests.add(trainer.digest())
     assert len(digests) == 1
 
 

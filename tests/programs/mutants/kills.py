@@ -22,9 +22,9 @@ from statistics import median
 import psutil
 
 from harness.core.paths import TrialFolder
-from harness.records.trace import Mark
+from harness.records.record import RankResult
 from harness.sweep.saving import CheckpointRules
-from tests.programs.mutants.resumes import problem, read_marks
+from tests.programs.mutants.resumes import problem, read_results
 from tests.programs.mutants.trials import Setting, start_attempt
 
 EVERY = 8  # steps between two saves, of 48
@@ -123,36 +123,36 @@ class Killer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._whole: dict[Setting, tuple[Sequence[Sequence[Mark]], float]] = {}
+        self._whole: dict[Setting, tuple[Sequence[RankResult], float]] = {}
         self.counts = KillCounts()
 
     def run(self, setting: Setting, kills: Sequence[Kill]) -> str | None:
         """Run a trial with these kills until it is done; return what is wrong, None if nothing is."""
         whole, seconds = self._undisturbed(setting)
         folder = self._folder / "killed"
-        marks = self._run(folder, setting, kills, seconds)
+        results = self._run(folder, setting, kills, seconds)
         self.counts.trials += 1
-        if marks is None:
+        if results is None:
             self.counts.lost.append(f"{setting}: lost after {kills}")
             return "lost"
-        found = problem(whole, marks)
+        found = problem(whole, results)
         if found is not None:
             self.counts.different.append(f"{setting}: {found} after {kills}")
         return found
 
-    def _undisturbed(self, setting: Setting) -> tuple[Sequence[Sequence[Mark]], float]:
-        """Return the fingerprints of the undisturbed trial, and how long it took."""
+    def _undisturbed(self, setting: Setting) -> tuple[Sequence[RankResult], float]:
+        """Return the results of the undisturbed trial, and how long it took."""
         if setting not in self._whole:
             start = time.monotonic()
-            marks = self._run(self._folder / "whole", setting, [], 0.0)
-            if marks is None:
+            results = self._run(self._folder / "whole", setting, [], 0.0)
+            if results is None:
                 raise RuntimeError(f"{setting} is not done undisturbed")
-            self._whole[setting] = marks, time.monotonic() - start
+            self._whole[setting] = results, time.monotonic() - start
         return self._whole[setting]
 
     def _run(
         self, folder: Path, setting: Setting, kills: Sequence[Kill], seconds: float
-    ) -> Sequence[Sequence[Mark]] | None:
+    ) -> Sequence[RankResult] | None:
         """Run a trial with a kill in each of its first attempts; None if it is not done then."""
         shutil.rmtree(folder, ignore_errors=True)
         trial_folder = TrialFolder(folder / "trial")
@@ -184,7 +184,7 @@ class Killer:
             exit_code = start_attempt(trial_folder, trial, attempt, saves=SAVES, strike=strike)
             if exit_code == 0:
                 self.counts.twice += computed_twice(steps, struck)
-                return read_marks(trial_folder, setting.world_size)
+                return read_results(trial_folder, setting.world_size)
             if kill is not None:
                 struck += 1
                 self.counts.kills[kill.target] += 1
@@ -201,11 +201,12 @@ def has_computed(steps: Path, since: float) -> bool:
 def is_saving(folder: TrialFolder, since: float) -> bool:
     """Return whether a checkpoint is being written that was begun since then.
 
-    An attempt that was killed leaves what it has written of one.
+    One that is whole has a seal of each rank.
     """
-    for path in folder.resume_checkpoints.glob(".step-*"):
+    for step in folder.resume_checkpoints.glob("step-*"):
         with suppress(FileNotFoundError):
-            if path.stat().st_mtime > since:
+            is_whole = len([*step.glob("*.seal")]) == len([*step.glob("*.pt")]) > 0
+            if step.stat().st_mtime > since and not is_whole:
                 return True
     return False
 

@@ -85,8 +85,8 @@ class Proof:
         undisturbed = Undisturbed(self._folder)
         for number, drawn in zip(range(count), draws(self._seed), strict=False):
             folder = self._folder / f"resumed{number}"
-            traces, resumed_at = run(folder, drawn.setting, drawn.strikes)
-            found = problem(undisturbed.traces(drawn.setting), traces)
+            results, resumed_at = run(folder, drawn.setting, drawn.strikes)
+            found = problem(undisturbed.results(drawn.setting), results)
             if found is None and not resumed_at and drawn.saves:
                 found = "it started again"
             static = " static_graph" if drawn.setting.static_graph else ""

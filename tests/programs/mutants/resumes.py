@@ -1,4 +1,4 @@
-"""Kill and resume: a trial that was ended at any step goes on to the digests of an undisturbed one."""
+"""Kill and resume: a trial that was ended at any step goes on to the results of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from harness.core.paths import TrialFolder
 from harness.records.files import read_rank_result
-from harness.records.trace import Mark, decode_trace
-from harness.reproduce.divergence import compare
+from harness.records.record import RankResult
 from tests.programs.mutants.trials import STEPS, Setting, start_attempt
 
 MAX_ATTEMPTS = 6
@@ -71,25 +73,25 @@ def draws(seed: int) -> Iterator[Interrupted]:
 
 
 class Undisturbed:
-    """The traces of undisturbed trials, each of which runs once."""
+    """The results of undisturbed trials, each of which runs once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._traces: dict[Setting, Sequence[Sequence[Mark]]] = {}
+        self._results: dict[Setting, Sequence[RankResult]] = {}
 
-    def traces(self, setting: Setting) -> Sequence[Sequence[Mark]]:
-        if setting not in self._traces:
-            folder = self._folder / f"whole{len(self._traces)}"
-            self._traces[setting], _ = run(folder, setting, [])
-        return self._traces[setting]
+    def results(self, setting: Setting) -> Sequence[RankResult]:
+        if setting not in self._results:
+            folder = self._folder / f"whole{len(self._results)}"
+            self._results[setting], _ = run(folder, setting, [])
+        return self._results[setting]
 
 
 def run(
     folder: Path, setting: Setting, strikes: Sequence[Strike]
-) -> tuple[Sequence[Sequence[Mark]], Sequence[int]]:
+) -> tuple[Sequence[RankResult], Sequence[int]]:
     """Run a trial until it is done, with a strike in each of its first attempts.
 
-    Returns its ranks' fingerprints, and the steps that attempts resumed from.
+    Returns its ranks' results, and the steps that attempts resumed from.
     """
     shutil.rmtree(folder, ignore_errors=True)
     trial_folder = TrialFolder(folder / "trial")
@@ -106,27 +108,34 @@ def run(
             break
     else:
         raise RuntimeError(f"{setting} was not done; logs: {trial_folder.log_folder}")
-    interruptions = read_rank_result(trial_folder.result_path(0)).interruptions
-    steps = [interruption.step for interruption in interruptions]
-    return read_marks(trial_folder, setting.world_size), steps
+    results = read_results(trial_folder, setting.world_size)
+    return results, [interruption.step for interruption in results[0].interruptions]
 
 
-def read_marks(folder: TrialFolder, world_size: int) -> Sequence[Sequence[Mark]]:
-    """Return the fingerprints of a trial's ranks, each in the order of its moments."""
-    traces = []
-    for rank in range(world_size):
-        path = folder.fingerprint_path(rank)
-        marks = decode_trace(path.read_bytes(), path)
-        traces.append(sorted(marks, key=lambda mark: mark.moment))
-    return traces
+def read_results(folder: TrialFolder, world_size: int) -> list[RankResult]:
+    """Return what the ranks of a trial have left."""
+    return [read_rank_result(folder.result_path(rank)) for rank in range(world_size)]
 
 
-def problem(whole: Sequence[Sequence[Mark]], resumed: Sequence[Sequence[Mark]]) -> str | None:
+def problem(whole: Sequence[RankResult], resumed: Sequence[RankResult]) -> str | None:
     """Return how a resumed trial differs from the undisturbed one, None if it does not."""
-    comparison = compare(whole, resumed)
-    if comparison.divergence is not None:
-        mark = comparison.divergence.earliest.mark
-        return f"parts at step {mark.step}, {mark.phase}, {mark.name}"
-    if comparison.only_a or comparison.only_b:
-        return f"{comparison.only_a} marks are missing and {comparison.only_b} are new"
+    for of_whole, of_resumed in zip(whole, resumed, strict=True):
+        expected, found = bits_of(of_whole), bits_of(of_resumed)
+        for name, value in expected.items():
+            if found[name] != value:
+                return f"other {name} at rank {of_whole.rank}"
     return None
+
+
+def bits_of(result: RankResult) -> dict[str, Any]:
+    """Return all that must have the same bits in a trial that was interrupted, by name."""
+    bits: dict[str, Any] = {
+        "losses": np.asarray(result.loss).tobytes(),
+        "samples": tuple(result.order_sums),
+        "random numbers": result.random_digest,
+    }
+    if result.rank0 is not None:
+        bits["parameters"] = result.rank0.parameter_digest
+        evaluations = result.rank0.evaluations
+        bits["evaluations"] = [(done.step, dict(done.all_metrics)) for done in evaluations]
+    return bits

@@ -38,7 +38,7 @@ from tests.programs.mutants.kills import (
     is_saving,
     settings,
 )
-from tests.programs.mutants.resumes import problem, read_marks
+from tests.programs.mutants.resumes import problem
 from tests.programs.mutants.trials import STEPS
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
@@ -148,7 +148,6 @@ class SlurmKiller:
             "name": "line",
             "workloads": workloads,
             "seeds": [0],
-            "fingerprints": {"every": 1},
             "checkpoint": {"every": f"{EVERY} steps", "best": True},
         }
         path = self.folder / "line.yaml"
@@ -234,8 +233,7 @@ class SlurmKiller:
         if not status.startswith("done"):
             self.counts.lost.append(f"{trial.cell.workload.label}: {status}")
             return status
-        ranks = trial.cell.axes.world_size
-        found = problem(read_marks(undisturbed, ranks), read_marks(folder, ranks))
+        found = problem(read_record(undisturbed.record_path).ranks, record.ranks)
         self.counts.twice += computed_twice(steps / trial.cell.workload.label, kills)
         if found is not None:
             self.counts.different.append(f"{trial.cell.workload.label}: {found}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.records.trace import Mark
 from harness.reproduce.divergence import Divergence, RankMark, TraceComparison
+from tests.factories import make_record
 from tests.programs.mutants.injections import injections
 from tests.programs.mutants.kills import computed_twice
 from tests.programs.mutants.resumes import problem
@@ -62,10 +65,12 @@ def test_a_defect_that_is_named_otherwise_is_a_problem() -> None:
     assert str(injection.problem(comparison(other_rank))).startswith("named ")
 
 
-def test_a_resumed_trial_that_lacks_a_mark_is_a_problem() -> None:
-    mark = Mark(step=1, micro_step=1, phase="data", name="batch[0]", digest="0")
-    assert problem([[mark]], [[mark]]) is None
-    assert problem([[mark]], [[]]) == "1 marks are missing and 0 are new"
+def test_a_resumed_trial_with_another_loss_is_a_problem() -> None:
+    (result,) = make_record().ranks
+    assert result.loss is not None
+    other = replace(result, loss=np.nextafter(result.loss, np.float32(9)))
+    assert problem([result], [result]) is None
+    assert problem([result], [other]) == "other losses at rank 0"
 
 
 def test_steps_that_were_computed_twice_are_counted_for_each_kill(tmp_path: Path) -> None:

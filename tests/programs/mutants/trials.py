@@ -27,7 +27,7 @@ from harness.launch.forkserver import TORCH
 from harness.launch.launcher import GRACE_SECONDS, rank_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
-from harness.sweep.cell import Fingerprints, Trial
+from harness.sweep.cell import Trial
 from harness.sweep.saving import CheckpointRules
 from harness.sweep.sweep import load_sweep
 from harness.training.interruption import block_signal
@@ -131,7 +131,7 @@ def trace(folder: Path, trial: Trial) -> list[Sequence[Mark]]:
     trial_folder = TrialFolder(folder)
     assignment = Assignment(trial=trial, base_folder=str(folder), device="cpu")
     write_assignment(trial_folder.assignment_path, assignment)
-    write_recording(folder, Recording(last_step=STEPS, every=1))
+    write_recording(folder, Recording(last_step=STEPS, all_steps=True))
     exit_code = run_ranks(trial_folder, trial, ["--task", "trace"])
     if exit_code:
         raise RuntimeError(f"{trial.cell.label} failed; logs: {trial_folder.log_folder}")
@@ -146,7 +146,7 @@ def start_attempt(
     saves: CheckpointRules | None = None,
     strike: StrikeRanks | None = None,
 ) -> int:
-    """Run one attempt at a trial with every step fingerprinted; return the exit code.
+    """Run one attempt at a trial; return the exit code.
 
     The other arguments are those of the assignment and of `run_ranks`.
     """
@@ -154,7 +154,6 @@ def start_attempt(
         trial=trial,
         base_folder=str(folder.path),
         checkpoint="best",
-        fingerprints=Fingerprints(every=1),
         device="cpu",
         attempt=attempt,
         saves=saves,
