@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.api.planning import SweepPlan, plan
     from harness.api.running import run
     from harness.core.errors import BadInput, HarnessError, Inconclusive
-    from harness.core.reporting import report
+    from harness.core.progress import report
 
 __version__ = "0.1.0"
 # Noted before torch is imported: with OMP_PROC_BIND, its OpenMP binds this thread to a single core
@@ -40,7 +40,7 @@ CORES_AT_START = tuple(sorted(os.sched_getaffinity(0)))
 # The module in which each public name is defined.
 _NAMES_BY_MODULE = {
     "core.errors": ("BadInput", "HarnessError", "Inconclusive"),
-    "core.reporting": ("report",),
+    "core.progress": ("report",),
     "api.comparing": ("Verdicts", "compare"),
     "api.data": ("SweepData", "load"),
     "api.planning": ("SweepPlan", "plan"),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.rows import trial_row
+from harness.analysis.result import trial_row
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import counted, parse_duration
 from harness.records.record import Record
@@ -33,7 +34,7 @@ class Goal:
     """The precision that every cell should reach, and the time limit."""
 
     half_width: float  # of a cell's interval, as a fraction of its throughput
-    budget: float | None = None  # seconds; None for any time
+    budget: float = math.inf  # seconds
 
 
 def goal(until: str, budget: str) -> Goal | None:
@@ -42,12 +43,10 @@ def goal(until: str, budget: str) -> Goal | None:
     Raises BadInput for no percentage, no duration, and a budget without a goal.
     """
     if until:
-        seconds = parse_duration(budget, "--budget") if budget else None
+        seconds = parse_duration(budget, "--budget") if budget else math.inf
         return Goal(half_width=parse_percentage(until, "--until"), budget=seconds)
     if budget:
-        raise BadInput(
-            "--budget: found without --until; allowed: --until PERCENT --budget DURATION"
-        )
+        raise BadInput("--budget: found without --until; allowed: both")
     return None
 
 
@@ -71,14 +70,11 @@ def run_until(
     started = clock()
     records = run(sweep, False)
     while goal is not None and not reached(goal, sweep, records):
-        seconds_left = math.inf
-        if goal.budget is not None:
-            seconds_left = goal.budget - (clock() - started)
-        out_of_time = next_repeat_seconds(records) > seconds_left
-        all_measured = all(_log_throughputs(sweep, records).values())
         has_failed = any(record.status in ("failed", "interrupted") for record in records)
-        is_at_end = out_of_time or sweep.repeats >= MAX_REPEATS
-        if is_at_end or not all_measured or (fail_fast and has_failed):
+        all_measured = all(_log_throughputs(sweep, records).values())
+        if not all_measured or (fail_fast and has_failed) or sweep.repeats >= MAX_REPEATS:
+            break
+        if clock() - started + next_repeat_seconds(records) > goal.budget:
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)
@@ -100,13 +96,12 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     """
     by_cell = _log_throughputs(sweep, records)
     cell = max(sweep.cells, key=lambda cell: half_width(by_cell[cell.id]))
-    logs = by_cell[cell.id]
-    trials = counted(len(logs), "trial")
-    width = half_width(logs)
-    found = f"±{width:.1%} after {trials}, every look counted"
-    if not math.isfinite(width):
-        found = f"{trials}, no interval before {FEWEST}"
-    return f"{cell.label}, the least precise: {found}; --until: ±{goal.half_width:.1%}"
+    width = half_width(by_cell[cell.id])
+    trials = counted(len(by_cell[cell.id]), "trial")
+    return (
+        f"{cell.label}, the least precise: ±{width:.1%} after {trials}, every look counted;"
+        f" --until: ±{goal.half_width:.1%}"
+    )
 
 
 def _log_throughputs(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[float]]:
@@ -135,13 +130,7 @@ def next_repeat_seconds(records: Sequence[Record]) -> float:
 
     Time in which trials ran side by side counts once, and pauses, as between two commands, do not.
     """
-    by_repeat: dict[int, list[Record]] = {}
+    seconds: defaultdict[int, float] = defaultdict(float)
     for record in records:
-        by_repeat.setdefault(record.trial.repeat, []).append(record)
-    longest = 0.0
-    for repeat in by_repeat.values():
-        one_by_one = sum(record.ended - record.started for record in repeat)
-        first_start = min(record.started for record in repeat)
-        last_end = max(record.ended for record in repeat)
-        longest = max(longest, min(one_by_one, last_end - first_start))
-    return longest
+        seconds[record.trial.repeat] += (record.ended - record.started) / record.lane.count
+    return max(seconds.values(), default=0.0)

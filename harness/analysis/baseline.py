@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from harness.analysis.result import SHARED_FIELDS, CellResult, Session
+from harness.analysis.result import CellResult, Session
 from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 
 MOST_SESSIONS = 20  # of a baseline; older ones are dropped
-KIND: Literal["harness baseline"] = "harness baseline"  # says what the file is
-SCHEMA = 5
+SCHEMA = 6
 BASELINE_FORMAT = FileFormat(
     name="baseline",
     schema=SCHEMA,
@@ -33,39 +31,21 @@ BASELINE_FORMAT = FileFormat(
 class Baseline:
     """What a baseline's file holds."""
 
-    kind: Literal["harness baseline"] = KIND
     schema: int = SCHEMA
     label: str  # of the cell, for people
     result: CellResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A baseline file that was written."""
-
-    path: Path  # of the file
-    result: CellResult  # what it holds
-    replaced: bool  # whether it had another content before
-
-
-def save(results: Results, cells: Sequence[CellResult]) -> list[Saved]:
-    """Write the baselines of cells; a file that says the same already is left alone.
+def save(results: Results, cells: Sequence[CellResult]) -> dict[Path, CellResult]:
+    """Write the baselines of cells, and return what each file holds.
 
     A file keeps the sessions that it has: later results are compared with the spread between them.
     Raises BadInput, before anything is written, for a cell that nothing could be compared with.
     """
-    # All paths before the first file: a cell that is refused leaves nothing half-written.
-    paths = [_path(results, cell) for cell in cells]
-    saved = []
-    for path, measured in zip(paths, cells, strict=True):
-        cell = replace(measured, sessions=_sessions(path, measured))
-        content = dump(cell).encode()
-        previous = path.read_bytes() if path.exists() else None
-        is_changed = content != previous
-        if is_changed:
-            write_atomically(path, content)
-        replaced = is_changed and previous is not None
-        saved.append(Saved(path=path, result=cell, replaced=replaced))
+    saved = {_path(results, cell): cell for cell in cells}
+    for path, cell in saved.items():
+        saved[path] = replace(cell, sessions=_sessions(path, cell))
+        write_atomically(path, dump(saved[path]))
     return saved
 
 
@@ -77,27 +57,18 @@ def _sessions(path: Path, cell: CellResult) -> list[Session]:
     """
     ended = max(trial.ended for trial in cell.measured_trials)
     session = Session(ended=ended, throughput=cell.mean_throughput)
-    earlier: Sequence[Session] = []
-    if path.exists():
-        try:
-            previous = read(path)
-        except FileUnavailable:
-            raise
-        except BadInput:
-            return [session]  # a damaged file is replaced
-        if previous.cell.id == cell.cell.id and _shared(previous) == _shared(cell):
-            earlier = previous.sessions
-    kept = [other for other in earlier if other.ended != ended]
-    return [*kept, session][-MOST_SESSIONS:]
-
-
-def _shared(cell: CellResult) -> dict[str, list[str]]:
-    """Return the fields of the environment that all trials of a cell share."""
-    shared = {}
-    for name, values in cell.environment.items():
-        if name.startswith(SHARED_FIELDS):
-            shared[name] = sorted(values)
-    return shared
+    if not path.exists():
+        return [session]
+    try:
+        previous = read(path)
+    except FileUnavailable:
+        raise
+    except BadInput:
+        return [session]  # a damaged file is replaced
+    if previous.cell.id != cell.cell.id or previous.shared != cell.shared:
+        return [session]
+    earlier = [other for other in previous.sessions if other.ended != ended]
+    return [*earlier, session][-MOST_SESSIONS:]
 
 
 def _path(results: Results, cell: CellResult) -> Path:
@@ -137,7 +108,6 @@ def read(path: Path) -> CellResult:
     return decode_file(Baseline, path, BASELINE_FORMAT).result
 
 
-def files(results: Results, hardware: str | None = None) -> list[Path]:
-    """Return the paths of all baselines, or of those of one kind of hardware."""
-    paths = sorted(results.baselines.glob("*/*.json"))
-    return [path for path in paths if hardware in (None, path.parent.name)]
+def files(results: Results) -> list[Path]:
+    """Return the paths of all baselines, sorted."""
+    return sorted(results.baselines.glob("*/*.json"))

@@ -53,6 +53,6 @@ def naming_axes(cells: Sequence[Cell]) -> list[str]:
     strategy varies too.
     """
     varying = varying_axes(cells)
-    if "strategy" in varying:
-        return [axis for axis in varying if axis != "world_size"]
+    if {"strategy", "world_size"} <= set(varying):
+        varying.remove("world_size")
     return varying

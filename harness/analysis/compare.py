@@ -1,7 +1,7 @@
 """Compares the results of cells: which cells may be compared, and the verdicts.
 
 A comparison is made in three steps. Cells are matched: two match if they differ in nothing but what
-the question is about (`match_cells` across two sides, `compare_by` within one). Each match asks two
+the question is about (`compare` across two sides, `compare_by` within one). Each match asks two
 questions, on throughput and on the target metric (`harness.analysis.questions`). All questions are
 then judged together (`harness.statistics.verdict`), so that many cells raise no more false alarms
 than one.
@@ -12,20 +12,19 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from harness.analysis.cells import differing_axes, varying_axes
-from harness.analysis.convergence import steps_question
 from harness.analysis.questions import (
     ACCURACY_MARGIN,
     SPEED,
     TrialPair,
     metric_question,
     paired_trials,
-    same_bits,
+    steps_question,
     throughput_question,
 )
 from harness.analysis.result import CellResult
@@ -33,9 +32,9 @@ from harness.core.errors import BadInput, did_you_mean
 from harness.core.text import counted
 from harness.records.differences import differences, identity_settings, shown
 from harness.statistics.estimate import FEWEST_SESSIONS
-from harness.statistics.verdict import ALPHA, Metric, MetricVerdict, Question, judge
+from harness.statistics.verdict import MetricVerdict, Question, judge
 from harness.sweep.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
-from harness.sweep.environment import variable_of
+from harness.sweep.environment import PREFIX
 
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 NOT_INTERLEAVED = (
@@ -70,9 +69,14 @@ class Side:
         return {key for cell in self.cells for key in cell.hardware}
 
     @property
+    def all_cells(self) -> list[Cell]:
+        """The cells without their results."""
+        return [result.cell for result in self.cells]
+
+    @property
     def axes(self) -> list[str]:
         """The names of all axes of its cells."""
-        return axis_names(result.cell for result in self.cells)
+        return axis_names(self.all_cells)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,6 @@ class Rules:
     across: Sequence[str] = ()  # the differences that are the question
     min_effect: float = SPEED.min_effect  # smallest change that matters, a fraction of throughput
     accuracy_margin: float = ACCURACY_MARGIN  # and in the target metric's unit
-    alpha: float = ALPHA  # chance of a false alarm, over all questions together
     goal: float | None = None  # of the target metric; the steps to reach it are compared too
     # min_effect and accuracy_margin of single cells, by the id of B's cell
     overrides: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -100,59 +103,44 @@ class Match:
     b: CellResult  # the cell that is judged
     a_side: str  # the name of A's side
     b_side: str  # and that of B's, which is the same for cells of one side
-    rows: Sequence[MetricRow] = ()  # one for each metric, throughput first; empty until judged
+    # One on each metric of B against A, throughput first; empty until judged.
+    verdicts: Sequence[MetricVerdict] = ()
 
     @cached_property
-    def trial_pairs(self) -> Sequence[TrialPair]:
+    def pairs(self) -> Sequence[TrialPair]:
         """The trials of both cells with the same seed and repeat."""
         return paired_trials(self.a, self.b)
-
-    @property
-    def pairs(self) -> int:
-        """The number of pairs of trials with the same seed and repeat."""
-        return len(self.trial_pairs)
-
-    @property
-    def same_bits(self) -> int:
-        """How many of them ended with the same parameters."""
-        return same_bits(self.trial_pairs)
-
-    @property
-    def has_other_lanes(self) -> bool:
-        """Whether the two cells' trials, if both have any, ran next to different numbers of others."""
-        return bool(self.a.lanes and self.b.lanes) and self.a.lanes != self.b.lanes
 
     @property
     def sides(self) -> tuple[tuple[str, CellResult], tuple[str, CellResult]]:
         """The two cells with the letters that messages call them by."""
         return ("A", self.a), ("B", self.b)
 
-
-@dataclass(frozen=True, kw_only=True)
-class MetricRow:
-    """One metric of two cells; the verdict is on B against A."""
-
-    a: CellResult  # the reference
-    b: CellResult  # the cell that is judged
-    b_side: str  # the name of B's side
-    verdict: (
-        MetricVerdict  # with the means, the effect, its interval and what could have been detected
-    )
+    @property
+    def speed(self) -> MetricVerdict | None:
+        """The verdict on throughput, None where it can't be compared."""
+        return next(filter(is_throughput, self.verdicts), None)
 
     @property
-    def metric(self) -> Metric:
-        """The metric that the cells are compared in."""
-        return self.verdict.metric
+    def accuracy(self) -> MetricVerdict | None:
+        """The verdict on the target metric, None where a side has none."""
+        return next(filter(is_target_metric, self.verdicts), None)
 
     @property
-    def is_throughput(self) -> bool:
-        """Whether it is throughput that is compared."""
-        return self.metric.name in THROUGHPUT_UNITS
+    def has_other_lanes(self) -> bool:
+        """Whether the two cells' trials ran next to different numbers of others."""
+        trials = (*self.a.measured_trials, *self.b.measured_trials)
+        return len({trial.lanes for trial in trials}) > 1
 
-    @property
-    def is_target_metric(self) -> bool:
-        """Whether it is the target metric at the end; the steps to a goal are a ratio too."""
-        return not self.metric.relative
+
+def is_throughput(question: Question) -> bool:
+    """Return whether it is throughput that is compared."""
+    return question.metric.name in THROUGHPUT_UNITS
+
+
+def is_target_metric(question: Question) -> bool:
+    """Return whether it is the target metric at the end; the steps to a goal are a ratio."""
+    return not question.metric.relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +154,14 @@ class CellComparison:
     rules: Rules  # by which it was judged
 
     @property
-    def rows(self) -> list[MetricRow]:
-        """Return the rows of all matches, in the order of the matches."""
-        return [row for match in self.matches for row in match.rows]
+    def verdicts(self) -> list[MetricVerdict]:
+        """The verdicts on all matches, in the order of the matches."""
+        return [verdict for match in self.matches for verdict in match.verdicts]
 
     @property
     def exit_code(self) -> int:
         """1 if anything is worse, else 3 if anything is inconclusive or missing, else 0."""
-        outcomes = {row.verdict.outcome for row in self.rows}
+        outcomes = {verdict.outcome for verdict in self.verdicts}
         if "worse" in outcomes:
             return 1
         if "inconclusive" in outcomes or self.missing:
@@ -198,25 +186,22 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     cells_a = _cells_by_key(a, rules.across)
     for b in other_sides:
         cells_b = _cells_by_key(b, rules.across)
-        alike = [key for key in cells_a if key in cells_b]
-        for key in alike:
-            a_cell, b_cell = cells_a[key], cells_b[key]
-            matches.append(Match(a=a_cell, b=b_cell, a_side=a.name, b_side=b.name))
-        for side, cells in ((a, cells_a), (b, cells_b)):
-            lone = [cells[key] for key in cells if key not in alike]
-            missing += [f"{cell.cell.label}: only in {side.name}" for cell in lone]
-        if not alike:
-            raise BadInput(_nothing_in_common(a, b, rules.across))
+        if cells_a.keys().isdisjoint(cells_b):
+            differing = setting_differences(a.cells[0].cell, b.cells[0].cell, rules.across)
+            raise BadInput(
+                f"{a.name} and {b.name} have no cell in common; their first cells differ in"
+                f" {', '.join(differing)}; if that is the question:"
+                f" --across {','.join([*rules.across, *differing])}"
+            )
+        for key, cell in cells_a.items():
+            if key in cells_b:
+                matches.append(Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name))
+            else:
+                missing.append(f"{cell.cell.label}: only in {a.name}")
+        for key, cell in cells_b.items():
+            if key not in cells_a:
+                missing.append(f"{cell.cell.label}: only in {b.name}")
     return _judge_matches(matches, missing, rules)
-
-
-def _nothing_in_common(a: Side, b: Side, across: Sequence[str]) -> str:
-    """Return what the first cells of two sides differ in, of which no cells match."""
-    differing = list(setting_differences(a.cells[0].cell, b.cells[0].cell, across))
-    return (
-        f"{a.name} and {b.name} have no cell in common; their first cells differ in"
-        f" {', '.join(differing)}; if that is the question: --across {','.join([*across, *differing])}"
-    )
 
 
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
@@ -226,7 +211,7 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
     under the same `zip`. Raises BadInput for a name that is no axis, and if no group has two cells.
     """
     check_across(axes, side.axes, "--by")
-    cells = [result.cell for result in side.cells]
+    cells = side.all_cells
     together = list(axes)
     for axis in varying_axes(cells):
         if axis not in axes and _follows(cells, axis, axes):
@@ -245,16 +230,15 @@ def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
     """Return whether cells of a workload that are equal in `axes` are equal in `axis` too."""
     levels: dict[Sequence[Hashable], Hashable] = {}
     for cell in cells:
-        decisive = (cell.workload.label, *(cell.level(name) for name in axes))
+        decisive = (cell.workload.label, *map(cell.level, axes))
         level = cell.level(axis)
         if levels.setdefault(decisive, level) != level:
             return False
     return True
 
 
-def _match_with_first(side: Side, axes: Iterable[str]) -> list[Match]:
+def _match_with_first(side: Side, across: Collection[str]) -> list[Match]:
     """Return the match of each cell with the first of those that it differs from in these axes only."""
-    across = frozenset(axes)  # which a sweep has many of
     first: dict[str, CellResult] = {}
     matches = []
     for cell in side.cells:
@@ -264,16 +248,16 @@ def _match_with_first(side: Side, axes: Iterable[str]) -> list[Match]:
     return matches
 
 
-def against_first(side: Side) -> CellComparison | None:
+def against_first(side: Side) -> CellComparison:
     """Compare each cell of a sweep with the first measured one of its workload.
 
     This is the comparison of a sweep in the terminal, the report and MLflow. Cells are compared whatever
-    hardware they ran on. Returns None if no workload has two cells.
+    hardware they ran on. There are no matches if no workload has two cells.
     """
     measured_first = sorted(side.cells, key=lambda cell: not cell.log_throughputs)
     ordered = Side(name=side.name, cells=measured_first)
-    matches = _match_with_first(ordered, side.axes)
-    return _judge_matches(matches, [], Rules(across=("hardware",))) if matches else None
+    matches = _match_with_first(ordered, frozenset(side.axes))
+    return _judge_matches(matches, [], Rules(across=("hardware",)))
 
 
 def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
@@ -356,8 +340,7 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
     from_axes: list[str] = []  # which follow from axes in which the cells differ
     for axis in differing_axes(a.cell, b.cell):
         from_axes += FIELDS_OF_AXES.get(axis, ())
-        if variable_of(axis) is not None:
-            from_axes.append(f"variables.{variable_of(axis)}")
+        from_axes.append(f"variables.{axis.removeprefix(PREFIX)}")
     for difference in differences(a.conditions, b.conditions):
         if not difference.field.startswith(tuple(from_axes)):
             value_a, value_b = shown(difference.a), shown(difference.b)
@@ -373,20 +356,19 @@ def _judge_matches(
     `unmatched` are messages on cells that only one side has.
     """
     missing, notes, differing = list(unmatched), [], []
-    questions: list[list[Question]] = []  # of each match
+    questions: list[Question] = []
+    counts = []  # of the questions on each match
     for match in matches:
-        asked, problems = _ask(match, rules)
-        questions.append(asked)
-        missing += [f"{match.b.cell.label}: {problem}" for problem in problems]
-        notes += _notes(match, asked)
+        on_match, problems = _ask(match, rules)
+        questions += on_match
+        counts.append(len(on_match))
+        missing += problems
+        notes += _notes(match, on_match)
         differing += _condition_differences(match, rules.across)
-    verdicts = iter(judge(list(chain.from_iterable(questions)), alpha=rules.alpha))
+    verdicts = iter(judge(questions))
     judged = []
-    for match, asked in zip(matches, questions, strict=True):
-        rows = []
-        for verdict in islice(verdicts, len(asked)):
-            rows.append(MetricRow(a=match.a, b=match.b, b_side=match.b_side, verdict=verdict))
-        judged.append(replace(match, rows=rows))
+    for match, count in zip(matches, counts, strict=True):
+        judged.append(replace(match, verdicts=list(islice(verdicts, count))))
     return CellComparison(
         matches=judged,
         differences=list(dict.fromkeys(differing)),
@@ -406,25 +388,25 @@ def _ask(match: Match, rules: Rules) -> tuple[list[Question], list[str]]:
     min_effect, accuracy_margin = rules.limits(b.cell)
     speed = throughput_question(a, b, min_effect)
     accuracy = metric_question(a, b, accuracy_margin)
-    questions = [question for question in (speed, accuracy) if question is not None]
+    questions = list(filter(None, (speed, accuracy)))
     problems = []
     if rules.goal is not None:
         steps = steps_question(a, b, rules.goal)
-        if isinstance(steps, str):
-            problems.append(steps)
-        else:
+        if isinstance(steps, Question):
             questions.append(steps)
+        else:
+            problems.append(steps)
     if speed is None:
-        return questions, [*problems, _describe_unmeasured(match)]
-    if accuracy is None and (a.target or b.target):
+        problems.append(_describe_unmeasured(match))
+    elif accuracy is None and (a.target or b.target):
         problems.append("no target metric that both sides have")
-    if a.trials == b.trials:
+    if speed is not None and a.trials == b.trials:
         problems.append("both sides are the same trials, so there is nothing to compare")
     for letter, side in match.sides:
         for status, count in side.left_out.items():
-            if status != "invalid":
+            if speed is not None and status != "invalid":
                 problems.append(f"{counted(count, f'{status} trial')} of {letter}")
-    return questions, problems
+    return questions, [f"{b.cell.label}: {problem}" for problem in problems]
 
 
 def _describe_unmeasured(match: Match) -> str:
@@ -435,35 +417,35 @@ def _describe_unmeasured(match: Match) -> str:
             unmeasured.append(f"{letter} ({side.describe_left_out() or 'too few steps'})")
     if unmeasured:
         return f"no measured throughput in {' and '.join(unmeasured)}"
-    units = " and ".join(f"{side.throughput_unit} in {letter}" for letter, side in match.sides)
+    units = f"{match.a.throughput_unit} in A and {match.b.throughput_unit} in B"
     return f"throughput is in {units}, which can't be compared"
 
 
 def _notes(match: Match, questions: Sequence[Question]) -> list[str]:
     """Return notes on a match: what a reader should know who believes its verdicts."""
+    label = match.b.cell.label
     notes = []
-    throughput = [question for question in questions if question.metric.name in THROUGHPUT_UNITS]
-    units = {question.estimate.unit for question in throughput}
-    for question in throughput:
+    for question in filter(is_throughput, questions):
         estimate = question.estimate
-        if estimate.unit == "sessions" and estimate.standard_error is None:
-            count = counted(estimate.count, "session")
-            problem = f"a verdict on speed takes {FEWEST_SESSIONS}, saved at different times"
-            notes.append(f"the baseline has {count}; {problem}")
-    if any(trial.settled is False for trial in (*match.a.trials, *match.b.trials)):
-        notes.append("some trials never reached a steady state")
+        if estimate.unit == "trials":
+            notes.append(NOT_INTERLEAVED)
+        elif estimate.unit == "sessions" and estimate.standard_error is None:
+            notes.append(
+                f"{label}: the baseline has {counted(estimate.count, 'session')}; a verdict on speed"
+                f" takes {FEWEST_SESSIONS}, saved at different times"
+            )
     if match.has_other_lanes:
-        lanes = [f"{' and '.join(map(str, side.lanes))} ({letter})" for letter, side in match.sides]
         notes.append(
-            f"trials side by side: {', '.join(lanes)}, which may have caused a difference;"
+            f"{label}: A and B ran next to other numbers of trials, which may have caused a difference;"
             " `parallel: 1` in the profile measures each alone"
         )
     for letter, side in match.sides:
+        if any(trial.settled is False for trial in side.trials):
+            notes.append(f"{label}: some trials of {letter} never reached a steady state")
         for name, values in side.mixed.items():
             listed = " and ".join(map(shown, values))
-            notes.append(f"trials of {letter} are of different {name}: {listed}")
-        invalid = side.left_out.get("invalid")
-        if invalid:
-            notes.append(f"left out {counted(invalid, 'invalid trial')} of {letter}")
-    of_match = [f"{match.b.cell.label}: {note}" for note in notes]
-    return [NOT_INTERLEAVED, *of_match] if "trials" in units else of_match
+            notes.append(f"{label}: trials of {letter} are of different {name}: {listed}")
+        if "invalid" in side.left_out:
+            invalid = counted(side.left_out["invalid"], "invalid trial")
+            notes.append(f"{label}: left out {invalid} of {letter}")
+    return notes

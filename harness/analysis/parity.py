@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from harness.analysis.questions import ACCURACY_MARGIN, metric_question
 from harness.analysis.result import CellResult
-from harness.analysis.rungs import Rung, TensorDistance, at_least, worst_distance
+from harness.analysis.rungs import Rung, TensorDistance, at_least
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, write_atomically
 from harness.records.bounds import Amount, Moment, Number, Ordinal
@@ -21,7 +21,7 @@ from harness.records.seal import sealed_text
 from harness.statistics.verdict import MetricVerdict, judge
 from harness.sweep.cell import Cell
 
-SCHEMA = 5
+SCHEMA = 6
 PARITY_FORMAT = FileFormat(
     name="parity of a sweep",
     schema=SCHEMA,
@@ -62,8 +62,8 @@ class CellParity:
     first_difference: FirstDifference | None = None  # None: the same bits at all of them
     differing: Sequence[str] = ()  # axes in which it differs from the reference
     tensor_rung: Rung | None = None  # reached by the tensors; None: seeds decide
-    # For each step with kept tensors that differ, the one that is farthest by the fp64 rule.
-    trajectory: Sequence[TensorDistance] = ()
+    # The tensor that decides the rung, None where none differs.
+    worst: TensorDistance | None = None
     # On the target metric over seeds; None if it is not needed, or fewer than two seeds are recorded.
     seeds: MetricVerdict | None = None
 
@@ -76,15 +76,21 @@ class CellParity:
             return None
         return "equivalent" if self.seeds.outcome == "same" else "different"
 
+    def reaches(self, lowest: Rung, *, is_fp64_known: bool) -> bool | None:
+        """Return whether it is on `lowest` or a higher rung, None if that is unknown."""
+        if self.failure is not None:
+            return False
+        if self.rung == "equivalent" and lowest == "rounding" and not is_fp64_known:
+            return None  # it may be on the rung above
+        if self.rung is not None:
+            return at_least(self.rung, lowest)
+        is_denied = lowest == "bitwise" or (lowest == "rounding" and is_fp64_known)
+        return False if is_denied else None
+
     @property
     def is_compared(self) -> bool:
         """Return whether the cell was compared: not different by design, and its run succeeded."""
         return not self.by_design and self.failure is None
-
-    @property
-    def worst(self) -> TensorDistance | None:
-        """Return the tensor that decides the rung; None where none differs."""
-        return worst_distance(self.trajectory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,46 +113,19 @@ class SweepParity:
         """Return whether other cells are compared with this one."""
         return any(reference.cell.id == cell.id for reference in self.references)
 
-    def reference_of(self, parity: CellParity) -> Reference | None:
-        """Return the reference of a cell; None if it differs by design from all."""
-        for reference in self.references:
-            if reference.cell.id == parity.reference:
-                return reference
-        return None
-
     def exit_code(self, lowest: Rung) -> int:
         """Return 0 if all compared cells are on `lowest` or higher, 1 if one is not, else 3.
 
         3 means that it is unknown for a cell. A cell that failed is on no rung.
         """
-        answers = {self._reaches(parity, lowest) for parity in self.cells if not parity.by_design}
+        with_fp64 = [entry.cell.id for entry in self.references if entry.fp64_problem is None]
+        answers = []
+        for cell in self.cells:
+            if not cell.by_design:
+                answers.append(cell.reaches(lowest, is_fp64_known=cell.reference in with_fp64))
         if False in answers:
             return 1
         return 3 if None in answers else 0
-
-    def _reaches(self, parity: CellParity, lowest: Rung) -> bool | None:
-        """Return whether a cell is on `lowest` or a higher rung, None if that is unknown."""
-        if parity.failure is not None:
-            return False
-        reference = self.reference_of(parity)
-        is_fp64_known = reference is not None and reference.fp64_problem is None
-        if parity.rung == "equivalent" and lowest == "rounding" and not is_fp64_known:
-            return None  # it may be on the rung above
-        if parity.rung is not None:
-            return at_least(parity.rung, lowest)
-        if lowest == "bitwise" or (lowest == "rounding" and is_fp64_known):
-            return False
-        return None
-
-
-def worst_by_step(distances: Sequence[TensorDistance]) -> list[TensorDistance]:
-    """Return the tensor that is farthest at each step, without steps at which none differs."""
-    worst = []
-    for step in dict.fromkeys(distance.step for distance in distances):
-        at_step = worst_distance([distance for distance in distances if distance.step == step])
-        if at_step is not None:
-            worst.append(at_step)
-    return worst
 
 
 def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParity:
@@ -158,11 +137,11 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
     by_cell = {result.cell.id: result for result in results}
     questions = {}  # by the id of a cell that seeds decide
     for cell in parity.cells:
-        result, reference = by_cell.get(cell.cell.id), by_cell.get(cell.reference)
         if cell.tensor_rung is not None or not cell.is_compared:
             continue
-        if result is None or reference is None:
+        if cell.cell.id not in by_cell or cell.reference not in by_cell:
             continue
+        result, reference = by_cell[cell.cell.id], by_cell[cell.reference]
         question = metric_question(reference, result, parity.margin)
         if question is None or not question.estimate.paired:
             continue

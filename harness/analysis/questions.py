@@ -1,4 +1,4 @@
-"""The questions asked about two cells: throughput over trials, accuracy over seeds, equal bits.
+"""The questions asked about two cells: throughput over trials, accuracy and convergence over seeds.
 
 What counts as independent is decided here. Trials that ran interleaved are compared as pairs, which
 cancels the drift of the machine; others as two independent groups. Of the target metric seeds are
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from harness.analysis.result import CellResult
-from harness.analysis.rows import TrialRow
+from harness.analysis.result import CellResult, TrialRow, mean_over_seeds
 from harness.statistics.estimate import (
     Estimate,
     between_sessions,
@@ -32,6 +31,14 @@ SPEED = Metric(
     min_effect=0.01,
     better="faster",
     worse="slower",
+)
+STEPS = Metric(
+    name="steps to a goal",
+    higher_is_better=False,
+    relative=True,
+    min_effect=0.1,
+    better="converges faster",
+    worse="converges slower",
 )
 ACCURACY_MARGIN = 0.01  # in the target metric's unit
 ROUNDING = 1e-12  # differences up to it are rounding errors of the same value
@@ -73,13 +80,12 @@ def throughput_question(a: CellResult, b: CellResult, min_effect: float) -> Ques
     elif pairs:
         estimate = paired([math.log(rate_b / rate_a) for rate_a, rate_b in pairs])
         # The means are those of the same trials, so that their ratio is the estimate.
-        logs_a = [math.log(rate_a) for rate_a, _ in pairs]
-        logs_b = [math.log(rate_b) for _, rate_b in pairs]
+        rates_a, rates_b = zip(*pairs, strict=True)
+        logs_a, logs_b = list(map(math.log, rates_a)), list(map(math.log, rates_b))
     else:
         estimate = unpaired(a.independent_logs, b.independent_logs)
-    metric = replace(SPEED, name=b.throughput_unit, min_effect=min_effect)
     return Question(
-        metric=metric,
+        metric=replace(SPEED, name=b.throughput_unit, min_effect=min_effect),
         estimate=estimate,
         mean_a=math.exp(fmean(logs_a)),
         mean_b=math.exp(fmean(logs_b)),
@@ -98,40 +104,33 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
 
     That takes two pairs or more on the same hardware.
     """
-    if set(a.hardware) != set(b.hardware):
-        return []
     pairs, throughputs = [], []
     for trial_a, trial_b in paired_trials(a, b):
         if trial_a.throughput and trial_b.throughput:
             pairs.append((trial_a, trial_b))
             throughputs.append((trial_a.throughput, trial_b.throughput))
-    if len(pairs) < 2 or not _are_interleaved(pairs):
-        return []
-    return throughputs
+    is_alike = len(pairs) > 1 and set(a.hardware) == set(b.hardware)
+    return throughputs if is_alike and _are_interleaved(pairs) else []
 
 
 def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     """Return whether two cells were measured in turn, both trials of each pair on the same nodes.
 
     Blocks may run on several nodes at once, so the order of the trials counts node by node. There,
-    one pair is in no order with others: then each cell must have begun before the other was done.
+    one pair is in no order with others: so each cell must also have begun before the other was done.
     """
-    lane_counts = {trial.lanes for pair in pairs for trial in pair}
-    if len(lane_counts) > 1:
-        return False
-    (lanes,) = lane_counts
+    lanes = pairs[0][0].lanes
     by_nodes: dict[frozenset[str], list[TrialPair]] = {}
+    starts_a, starts_b = [], []
     for a, b in pairs:
-        if not _ran_on_same_nodes(a, b):
+        if not a.lanes == b.lanes == lanes or not _ran_on_same_nodes(a, b):
             return False
-        nodes = frozenset([*a.hosts, *b.hosts])
-        by_nodes.setdefault(nodes, []).append((a, b))
-    if not all(_are_in_turn(pairs_of_nodes, lanes) for pairs_of_nodes in by_nodes.values()):
+        by_nodes.setdefault(frozenset([*a.hosts, *b.hosts]), []).append((a, b))
+        starts_a.append(a.started)
+        starts_b.append(b.started)
+    if not all(_are_in_turn(of_nodes, lanes) for of_nodes in by_nodes.values()):
         return False
-    if lanes == 1 and len(by_nodes) == 1:
-        return True
-    starts_a, starts_b = [a.started for a, _ in pairs], [b.started for _, b in pairs]
-    return max(starts_a) > min(starts_b) and max(starts_b) > min(starts_a)
+    return max(starts_a) >= min(starts_b) and max(starts_b) >= min(starts_a)
 
 
 def _ran_on_same_nodes(a: TrialRow, b: TrialRow) -> bool:
@@ -169,54 +168,111 @@ def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | N
     seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
     if a.target is None or a.target != b.target or not seeds_a or not seeds_b:
         return None
-    common = [seed for seed in seeds_a if seed in seeds_b]
     name = a.target.name
-    metric = Metric(
-        name=name,
-        higher_is_better=a.target.higher_is_better,
-        relative=False,
-        min_effect=margin,
-        better=f"better {name}",
-        worse=f"worse {name}",
-    )
-    return Question(
-        metric=metric,
-        estimate=_metric_estimate(a, b, common),
-        mean_a=fmean(seeds_a[seed] for seed in common or seeds_a),
-        mean_b=fmean(seeds_b[seed] for seed in common or seeds_b),
-    )
-
-
-def _metric_estimate(a: CellResult, b: CellResult, common: Sequence[int]) -> Estimate:
-    """Return the estimated difference of the target metric, by pairs of the seeds in common if any."""
-    if are_identical(a, b):
-        return certain_zero(len(a.trials))
-    seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
-    if common:
-        estimate = paired([seeds_b[seed] - seeds_a[seed] for seed in common])
-    else:
-        estimate = unpaired(list(seeds_a.values()), list(seeds_b.values()))
     # The step by which a metric moves that is counted over test samples; None if unknown.
     counts = [trial.test_samples for trial in (*a.trials, *b.trials)]
-    known_counts = [count for count in counts if count]
+    known_counts = list(filter(None, counts))
     resolution = 1 / min(known_counts) if len(known_counts) == len(counts) else None
-    values = [*seeds_a.values(), *seeds_b.values()]
+    common = seeds_a.keys() & seeds_b.keys()
+    return Question(
+        metric=Metric(
+            name=name,
+            higher_is_better=a.target.higher_is_better,
+            relative=False,
+            min_effect=margin,
+            better=f"better {name}",
+            worse=f"worse {name}",
+        ),
+        estimate=_estimate_over_seeds(a, b, seeds_a, seeds_b, resolution),
+        mean_a=_mean(seeds_a, common or seeds_a),
+        mean_b=_mean(seeds_b, common or seeds_b),
+    )
+
+
+def steps_question(a: CellResult, b: CellResult, goal: float) -> Question | str:
+    """Return the question of the log ratio of steps to a goal, over the seeds in common in pairs.
+
+    Where it can't be asked, return why. A seed that never reached the goal has a lower bound only: to
+    leave it out would compare the lucky seeds. One that had reached it before its first step has no ratio
+    to others. Steps are known to the next evaluation only, so that their spread is at least the smallest
+    step; if all reached the goal at the same evaluation, nothing is known of it.
+    """
+    if a.target is None or a.target != b.target:
+        return "no target metric that both sides have"
+    name = f"steps to {a.target.name} {goal:g}"
+    steps_a, steps_b = steps_by_seed(a, goal), steps_by_seed(b, goal)
+    common = steps_a.keys() & steps_b.keys()
+    if not common:
+        return f"{name}: no seed that both sides have evaluated; a baseline keeps no evaluations"
+    for letter, steps in (("A", steps_a), ("B", steps_b)):
+        for seed, count in steps.items():
+            if math.isinf(count):
+                return f"{name}: seed {seed} of {letter} never reached it, or had before the first step"
+    logs_a = {seed: math.log(steps) for seed, steps in steps_a.items()}
+    logs_b = {seed: math.log(steps) for seed, steps in steps_b.items()}
+    return Question(
+        metric=replace(STEPS, name=name),
+        estimate=_estimate_over_seeds(a, b, logs_a, logs_b),
+        mean_a=math.exp(_mean(logs_a, common)),
+        mean_b=math.exp(_mean(logs_b, common)),
+    )
+
+
+def _mean(values: Mapping[int, float], seeds: Iterable[int]) -> float:
+    """Return the mean of the values of some seeds."""
+    return fmean(values[seed] for seed in seeds)
+
+
+def steps_by_seed(cell: CellResult, goal: float) -> dict[int, float]:
+    """Return the steps until the goal by seed, in the mean of its repeats.
+
+    Steps are those of the first evaluation that shows it; infinite where a repeat has none, or had
+    reached it before its first step. Trials without evaluations are left out.
+    """
+    return mean_over_seeds(cell.trials, lambda trial: _steps_to(trial, goal))
+
+
+def _steps_to(trial: TrialRow, goal: float) -> float | None:
+    """Return the steps after which a trial reached a goal, None without evaluations."""
+    if trial.target is None or not trial.improvements:
+        return None
+    for point in trial.improvements:
+        if trial.target.score(point.value) >= trial.target.score(goal):
+            return point.step or math.inf
+    return math.inf
+
+
+def _estimate_over_seeds(
+    a: CellResult,
+    b: CellResult,
+    values_a: Mapping[int, float],
+    values_b: Mapping[int, float],
+    resolution: float | None = None,
+) -> Estimate:
+    """Return the estimated difference of values by seed, by pairs of the seeds in common if any.
+
+    Trials that are identical do not differ, however few seeds there are.
+    """
+    if are_identical(a, b):
+        return certain_zero(len(a.trials))
+    differences = [values_b[seed] - values_a[seed] for seed in values_a if seed in values_b]
+    values = [*values_a.values(), *values_b.values()]
+    if differences:
+        return with_smallest_step(paired(differences), values, resolution)
+    estimate = unpaired(list(values_a.values()), list(values_b.values()))
     return with_smallest_step(estimate, values, resolution)
 
 
 def are_identical(a: CellResult, b: CellResult) -> bool:
     """Return whether all trials of both sides are pairs that ended with the same bits and metric.
 
-    Their accuracy is the same then, however few seeds there are. The metric is compared too,
-    because the same parameters may have been evaluated otherwise.
+    The metric is compared too, because the same parameters may have been evaluated otherwise.
     """
     pairs = paired_trials(a, b)
     if not pairs or not len(pairs) == len(a.trials) == len(b.trials):
         return False
-    for trial_a, trial_b in pairs:
-        if trial_a.metric != trial_b.metric:
-            return False
-    return same_bits(pairs) == len(pairs)
+    has_same_metrics = all(trial_a.metric == trial_b.metric for trial_a, trial_b in pairs)
+    return has_same_metrics and same_bits(pairs) == len(pairs)
 
 
 def with_smallest_step(
@@ -230,11 +286,8 @@ def with_smallest_step(
     """
     if estimate.standard_error is None:
         return estimate
-    steps = []
-    for value, next_value in itertools.pairwise(sorted(set(values))):
-        if next_value - value > ROUNDING:
-            steps.append(next_value - value)
-    step = min(steps, default=resolution)
+    steps = [high - low for low, high in itertools.pairwise(sorted(values))]
+    step = min((step for step in steps if step > ROUNDING), default=resolution)
     if step is None:
         return replace(estimate, standard_error=None)
     smallest_error = step / math.sqrt(estimate.count)

@@ -1,21 +1,26 @@
-"""The results of a cell's trials, in the form in which records and baselines are compared."""
+"""The results of trials and of cells.
+
+A row has the facts and the numbers of a trial, flat. Tables of trials, data frames, cells, baselines,
+MLflow and pytest all take what is in a row, so that a number is the same in all of them to the last
+digit. A cell's result has its rows, their means and their intervals.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from harness.analysis.cells import group_by_cell
-from harness.analysis.rows import TrialRow, trial_row
-from harness.records.bounds import Amount, Moment, Number
+from harness.hardware.machine import Device, machine_key
+from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.differences import as_text, code_fields, environment_fields
 from harness.records.environment import Environment
-from harness.records.numbers import over_trials
-from harness.records.record import Record, TargetMetric
+from harness.records.numbers import RATES, final_name, over_trials
+from harness.records.record import Rank0Report, Record, Status, TargetMetric
 from harness.statistics.interval import (
     Interval,
     geometric_mean_interval,
@@ -23,6 +28,15 @@ from harness.statistics.interval import (
     mean_interval,
 )
 from harness.sweep.cell import Cell, ThroughputUnit
+
+# The columns of tables, around those of the axes and of the numbers. All are there, so that scripts can
+# ask for `failure` where nothing failed.
+IDENTITY = ("sweep", "trial", "cell", "workload")
+COURSE = ("seed", "repeat", "status")
+ORIGIN = (
+    "attempt", "started", "duration_s", "nodes", "hardware", "torch", "commit", "harness_commit",
+    "parameter_digest", "order_digest", "violations", "failure",
+)  # fmt: skip
 
 FEWEST_SEEDS = 3  # of a mean with an interval
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
@@ -35,8 +49,144 @@ UNCOMPARED = re.compile(
 # Fields of environments that all trials of a cell must share, or their mean is that of nothing.
 SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
 UNRECORDED = "unrecorded"  # the status of a trial that is planned and has left no record
-# Of trials, the worst first.
-STATUSES = (UNRECORDED, "failed", "interrupted", "invalid", "done")
+# Of trials that are not done, the worst first.
+PROBLEMS = (UNRECORDED, "failed", "interrupted", "invalid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPoint:
+    """A value of the target metric, and the step after which it was evaluated."""
+
+    step: Number  # optimizer steps
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """What is known of one trial besides its axes, which are those of its cell."""
+
+    sweep: str  # that ran it
+    trial: str  # its id
+    cell: str  # its cell's id
+    workload: str  # the sweep's name for it
+    seed: Number  # of parameters, data order and dropout
+    repeat: Number  # tells trials of a cell and seed apart, from 0
+    status: Status
+    attempt: Ordinal  # how often it was started
+    started: Moment  # when its last attempt began, seconds since the epoch
+    ended: Moment
+    nodes: Number  # how many machines its ranks ran on
+    hardware: str | None = None  # the key of it, as baselines are filed by; None of one that failed
+    torch: str | None = None  # its version
+    commit: str | None = None  # of the sweep's repository, if any
+    harness_commit: str | None = None
+    # Of the parameters at the end: equal digests mean equal bits.
+    parameter_digest: str | None = None
+    order_digest: str | None = None  # of the order in which it saw its samples
+    violations: str | None = None  # the rules of validity that it broke
+    failure: str | None = None
+    # By their names in `harness.records.numbers`; what was not measured is absent.
+    numbers: Mapping[str, float]
+    target: TargetMetric | None = None
+    settled: bool | None = None  # whether steady state was reached; None where that can't be told
+    lanes: Ordinal = 1  # in which trials ran at a time; equal numbers allow a comparison
+    # In the test set, which says in what steps a metric of samples moves; None of a script.
+    test_samples: Number | None = None
+    # The evaluations that were better than all before them, so that every goal's first is there. A
+    # baseline keeps none, nor hosts, and is of the same trials nevertheless.
+    improvements: Sequence[MetricPoint] = field(default=(), compare=False)
+    hosts: Sequence[str] = field(default=(), compare=False)  # none where they are not known
+
+    @property
+    def duration_s(self) -> float:
+        """The seconds from its start to its end."""
+        return self.ended - self.started
+
+    @property
+    def throughput_unit(self) -> ThroughputUnit:
+        """The unit of its throughput: samples/s, or steps/s of a script that reports no samples."""
+        if RATES["steps/s"] in self.numbers:
+            return "steps/s"
+        return "samples/s"
+
+    @property
+    def throughput(self) -> float | None:
+        """Its throughput in the measured window, None if it was not measured."""
+        return self.numbers.get(RATES[self.throughput_unit])
+
+    @property
+    def metric(self) -> float | None:
+        """The target metric at the end, None if it was not evaluated."""
+        if self.target is None:
+            return None
+        return self.numbers.get(final_name(self.target.name))
+
+
+def trial_row(record: Record) -> TrialRow:
+    """Return the row of a record; a trial that failed has few facts and numbers."""
+    row = TrialRow(
+        sweep=record.sweep,
+        trial=record.trial.id,
+        cell=record.trial.cell.id,
+        workload=record.trial.cell.workload.label,
+        seed=record.trial.seed,
+        repeat=record.trial.repeat,
+        status=record.status,
+        attempt=record.attempt,
+        started=record.started,
+        ended=record.ended,
+        nodes=record.nodes,
+        order_digest=record.order_digest,
+        violations="; ".join(record.violations) or None,
+        numbers=record.numbers,
+        lanes=record.lane.count,
+    )
+    if record.failure is not None:
+        row = replace(row, failure=str(record.failure))
+    if record.environment is not None:
+        row = _with_origin(row, record.environment, record.device)
+    if record.rank0 is not None:
+        row = _with_report(row, record.rank0, record.trial.cell)
+    if record.summary is not None:
+        row = replace(row, settled=record.summary.settled)
+        # The slowest of very many nodes are named, and none where communication can't be told apart.
+        if len(record.summary.node_seconds) == record.nodes:
+            row = replace(row, hosts=tuple(sorted(record.summary.node_seconds)))
+    return row
+
+
+def _with_origin(row: TrialRow, environment: Environment, device: Device) -> TrialRow:
+    """Return a row with what its trial ran with."""
+    row = replace(
+        row,
+        hardware=machine_key(environment.hardware, device),
+        torch=environment.software.torch,
+    )
+    if environment.repository is not None:
+        row = replace(row, commit=environment.repository.commit)
+    if environment.code is not None:
+        row = replace(row, harness_commit=environment.code.commit)
+    return row
+
+
+def _with_report(row: TrialRow, report: Rank0Report, cell: Cell) -> TrialRow:
+    """Return a row with what rank 0 has computed."""
+    improvements: list[MetricPoint] = []
+    best = -math.inf
+    for evaluation in report.evaluations:
+        value = evaluation.metrics[report.target.name]
+        if report.target.score(value) > best:
+            improvements.append(MetricPoint(step=evaluation.step, value=value))
+            best = report.target.score(value)
+    row = replace(
+        row,
+        parameter_digest=report.parameter_digest,
+        test_samples=report.test_samples,
+        improvements=improvements,
+    )
+    if cell.workload.is_script and not report.evaluations:
+        return row  # it has no target metric, and so none is missing
+    return replace(row, target=report.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +233,10 @@ class CellResult:
     @property
     def throughput_unit(self) -> ThroughputUnit:
         """The unit of its throughput: samples/s, or steps/s of a script that reports no samples."""
-        units = {trial.throughput_unit for trial in self.trials}
-        return "steps/s" if "steps/s" in units else "samples/s"
+        for trial in self.trials:
+            if trial.throughput_unit == "steps/s":
+                return "steps/s"
+        return "samples/s"
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -114,9 +266,8 @@ class CellResult:
         """
         if not self.measured_trials:
             return None
-        logs = self.independent_logs
-        interval = geometric_mean_interval([math.exp(log) for log in logs])
-        return interval if len(logs) >= FEWEST_SEEDS else replace(interval, bounds=None)
+        interval = geometric_mean_interval(list(map(math.exp, self.independent_logs)))
+        return _without_bounds_of_few(interval)
 
     @property
     def mean_throughput(self) -> float:
@@ -126,12 +277,7 @@ class CellResult:
     @cached_property
     def metric_by_seed(self) -> Mapping[int, float]:
         """The target metric at the end by seed, each the mean of its repeats."""
-        values, seeds = [], []
-        for trial in self.trials:
-            if trial.metric is not None:
-                values.append(trial.metric)
-                seeds.append(trial.seed)
-        return mean_by_seed(values, seeds)
+        return mean_over_seeds(self.trials, lambda trial: trial.metric)
 
     @cached_property
     def metric(self) -> Interval | None:
@@ -140,25 +286,23 @@ class CellResult:
         A repeat of a seed computes the same but for the order of floating-point sums, so that
         repeats show nothing of how much the metric scatters, even where there are few seeds.
         """
-        means = list(self.metric_by_seed.values())
-        if not means:
+        if not self.metric_by_seed:
             return None
-        interval = mean_interval(means)
-        return interval if len(means) >= FEWEST_SEEDS else replace(interval, bounds=None)
-
-    @property
-    def lanes(self) -> list[int]:
-        """The numbers of lanes in which its measured trials ran, each once."""
-        return sorted({trial.lanes for trial in self.measured_trials})
+        return _without_bounds_of_few(mean_interval(list(self.metric_by_seed.values())))
 
     @cached_property
-    def mixed(self) -> Mapping[str, Sequence[str]]:
-        """What its trials should have had in common and did not, each with its values."""
-        shared = {"hardware": self.hardware}
+    def shared(self) -> Mapping[str, Sequence[str]]:
+        """What its trials should have in common, each with its values."""
+        shared = {"hardware": sorted(self.hardware)}
         for name, values in self.environment.items():
             if name.startswith(SHARED_FIELDS):
-                shared[name] = values
-        return {name: sorted(values) for name, values in shared.items() if len(values) > 1}
+                shared[name] = sorted(values)
+        return shared
+
+    @property
+    def mixed(self) -> Mapping[str, Sequence[str]]:
+        """What its trials should have had in common and did not, each with its values."""
+        return {name: values for name, values in self.shared.items() if len(values) > 1}
 
     @cached_property
     def conditions(self) -> Mapping[str, str]:
@@ -175,8 +319,8 @@ class CellResult:
 
     @property
     def status(self) -> str:
-        """The worst status among its trials, one of `STATUSES`."""
-        for status in STATUSES:
+        """The worst status among its trials."""
+        for status in PROBLEMS:
             if self.left_out.get(status):
                 return status
         return "done" if self.trials else UNRECORDED
@@ -184,6 +328,26 @@ class CellResult:
     def describe_left_out(self) -> str:
         """Return the trials that are not done: `2 failed, 1 invalid`, or nothing."""
         return ", ".join(f"{count} {status}" for status, count in self.left_out.items())
+
+
+def mean_over_seeds(
+    trials: Sequence[TrialRow], value_of: Callable[[TrialRow], float | None]
+) -> dict[int, float]:
+    """Return the mean of a value over the repeats of each seed, without the trials that lack it."""
+    values, seeds = [], []
+    for trial in trials:
+        value = value_of(trial)
+        if value is not None:
+            values.append(value)
+            seeds.append(trial.seed)
+    return mean_by_seed(values, seeds)
+
+
+def _without_bounds_of_few(interval: Interval) -> Interval:
+    """Return an interval over seeds, without its bounds where there are too few of them."""
+    if interval.count < FEWEST_SEEDS:
+        return replace(interval, bounds=None)
+    return interval
 
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
@@ -197,26 +361,22 @@ def cell_result(cell: Cell, records: Sequence[Record], unrecorded: int = 0) -> C
 
     Trials that are not done are only counted, by their status.
     """
-    done = [record for record in records if record.status == "done"]
+    trials = []
     left_out: Counter[str] = Counter()
+    environment: dict[str, list[str]] = {}
     for record in records:
         if record.status != "done":
             left_out[record.status] += 1
+            continue
+        trials.append(trial_row(record))
+        assert record.environment is not None
+        for name, text in compared_fields(record.environment).items():
+            values = environment.setdefault(name, [])
+            if text not in values:
+                values.append(text)
     if unrecorded:
         left_out[UNRECORDED] = unrecorded
-    # The records of a sweep share a few objects.
-    environments = {id(record.environment): record.environment for record in done}
-    values: dict[str, dict[str, None]] = {}  # of each field, an ordered set
-    for environment in environments.values():
-        assert environment is not None
-        for name, text in compared_fields(environment).items():
-            values.setdefault(name, {})[text] = None
-    return CellResult(
-        cell=cell,
-        trials=list(map(trial_row, done)),
-        left_out=dict(left_out),
-        environment={name: list(texts) for name, texts in values.items()},
-    )
+    return CellResult(cell=cell, trials=trials, left_out=dict(left_out), environment=environment)
 
 
 @lru_cache(KEPT_ENVIRONMENTS)

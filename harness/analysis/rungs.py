@@ -1,8 +1,9 @@
-"""How alike two rows of numbers, or two tensors, are: the rungs of a ladder from the same bits to other results.
+"""How alike two executions are: the rungs of a ladder from the same bits to other results.
 
-A rung holds for two trials if it holds for everything that both have recorded: each series of losses,
-the evaluations, each tensor. Parameters are too large to be recorded, so a trial that is compared with
-a reference leaves a few figures of each tensor.
+A rung holds for two trials if it holds for everything that both have recorded: the losses of every rank
+at every step, the evaluations, digests of the order of samples and of the final parameters. Parameters
+are too large to be recorded, so a trial that is compared with a reference leaves a few figures of each
+tensor.
 
 1. bitwise: the same bytes.
 2. rounding: both are about as far from a run in double precision, so that rounding errors explain
@@ -16,15 +17,15 @@ a reference leaves a few figures of each tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.validation import finite
 from harness.records.bounds import Amount, Number, Ordinal
-from harness.records.record import Numbers
+from harness.records.record import Numbers, Record
 
 Rung = Literal["bitwise", "rounding", "equivalent", "different"]
 RUNGS: Sequence[Rung] = ("bitwise", "rounding", "equivalent", "different")  # most alike first
@@ -42,22 +43,21 @@ EPSILONS = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
 }
-HALF_TYPES = ("float16", "bfloat16")
-# The unsigned type with as many bits as a float.
-UNSIGNED: dict[int, type[np.unsignedinteger]] = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+HALF_TYPES = {"float16", "bfloat16"}
+
+ORDER = "order of the samples"
+PARAMETERS = "parameters at the end"
+# With different kernels, this share of a row's scale is allowed in addition to the errors: kernels round
+# initial parameters too, which the runs in double precision share. It is the tolerance of
+# `torch._dynamo.utils.same`.
+OTHER_KERNELS = 1e-4
+# Why runs in double precision can't show rounding errors.
+Fp64Problem = Literal["not deterministic", "other random numbers"]
 
 
 def at_least(rung: Rung, demanded: Rung) -> bool:
     """Return whether a rung is the demanded one or one that is more alike."""
     return RUNGS.index(rung) <= RUNGS.index(demanded)
-
-
-def parse_rung(option: str, text: str) -> Rung:
-    """Return the rung that an option names; raises BadInput for a word that is none."""
-    for rung in RUNGS:
-        if rung == text:
-            return rung
-    raise BadInput(f"{option}: found {text!r}; {did_you_mean(text, RUNGS)}")
 
 
 def lowest(rungs: Sequence[Rung]) -> Rung:
@@ -86,13 +86,15 @@ def _ordered_bits(bits: Numbers) -> Numbers:
     return ordered
 
 
-def fp64_excess(error_a: float, error_b: float, *, factor: float, rounding: float) -> float:
+def fp64_excess(error_a: float, error_b: float, *, is_noisy: bool, rounding: float) -> float:
     """Return the larger of two errors over what the fp64 rule allows: the rule holds up to 1.
 
     The errors are root mean squares against one run in double precision. The larger one may be
-    `factor` times the smaller, and `rounding` more, as the smaller may be 0 by chance; all are in
-    the same unit. So it does not matter which of the two results is called the reference.
+    `FACTOR` times the smaller, or `FACTOR_OF_FEW` times where noise weighs more, and `rounding` more, as
+    the smaller may be 0 by chance; all are in the same unit. So it does not matter which of the two
+    results is called the reference.
     """
+    factor = FACTOR_OF_FEW if is_noisy else FACTOR
     if not math.isfinite(error_a) or not math.isfinite(error_b):
         return math.inf
     larger = max(error_a, error_b)
@@ -121,7 +123,7 @@ def meets_fp64_rule(a: Numbers, b: Numbers, exact: Numbers, relative_rounding: f
     excess = fp64_excess(
         root_mean_square(a - exact),
         root_mean_square(b - exact),
-        factor=FACTOR_OF_FEW if exact.size < FEW_NUMBERS else FACTOR,
+        is_noisy=exact.size < FEW_NUMBERS,
         rounding=relative_rounding * root_mean_square(exact),
     )
     return excess <= 1
@@ -152,35 +154,22 @@ class TensorDistance:
     reference_dtype: str | None = None  # of the reference's tensor; None: the same type
 
     @property
-    def multiplier(self) -> float:
-        """Return how many times the smaller error is allowed, as torch has it.
-
-        2, and 3 where noise weighs more: in half precision and in small tensors.
-        """
-        is_half = self.dtype in HALF_TYPES or self.reference_dtype in HALF_TYPES
-        is_small = math.prod(self.shape) < FEW_NUMBERS
-        return FACTOR_OF_FEW if is_half or is_small else FACTOR
-
-    @property
     def excess(self) -> float | None:
         """Return the larger error over the allowed one: the rule holds up to 1. None without fp64.
 
-        One rounding of the coarser of both types at the scale of the values is allowed besides.
-        Torch adds 1e-5, whatever the scale: made for outputs near 1, it would let pass any bias of
-        1e-6.
+        More is allowed where noise weighs more, in half precision and in small tensors, and one rounding
+        of the coarser of both types at the scale of the values besides. Torch adds 1e-5, whatever the
+        scale: made for outputs near 1, it would let pass any bias of 1e-6.
         """
         if not self.is_finite:
             return math.inf
         if self.error is None or self.reference_error is None or self.scale is None:
             return None
-        epsilon = EPSILONS.get(self.dtype, 0.0)
-        if self.reference_dtype is not None:
-            epsilon = max(epsilon, EPSILONS.get(self.reference_dtype, 0.0))
+        dtypes = {self.dtype, self.reference_dtype or self.dtype}
+        is_noisy = bool(dtypes & HALF_TYPES) or math.prod(self.shape) < FEW_NUMBERS
+        epsilon = max(EPSILONS.get(dtype, 0.0) for dtype in dtypes)
         return fp64_excess(
-            self.error,
-            self.reference_error,
-            factor=self.multiplier,
-            rounding=epsilon * self.scale,
+            self.error, self.reference_error, is_noisy=is_noisy, rounding=epsilon * self.scale
         )
 
     @property
@@ -199,6 +188,13 @@ class TensorDistance:
         if self.error is None or self.scale is None:
             return False
         return fp64_repeats(self.error, self.scale)
+
+    @property
+    def severity(self) -> tuple[float, float]:
+        """Return what distances are ordered by; what is no float may not differ at all."""
+        if self.dtype not in EPSILONS:
+            return math.inf, math.inf
+        return self.excess or 0.0, self.differing / math.prod(self.shape)
 
 
 def tensor_rung(*, same_bits: bool, distances: Sequence[TensorDistance]) -> Rung | None:
@@ -221,13 +217,247 @@ def worst_distance(distances: Sequence[TensorDistance]) -> TensorDistance | None
     Without a run in fp64, it is the one of which the largest share differs. None where none differs.
     """
     differing = [distance for distance in distances if distance.differing]
-    if not differing:
+    return max(differing, key=lambda distance: distance.severity, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The numbers that a trial has recorded of one subject."""
+
+    steps: Numbers  # optimizer steps done then, ascending, shape (values,)
+    values: Numbers  # shape (values,)
+
+    def text_at(self, step: int) -> str:
+        """Return the value of a step with all of its digits, `none` where there is none."""
+        values = self.values[self.steps == step].tolist()
+        return str(values[0]) if values else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a trial has recorded of what it has computed."""
+
+    order: str | None  # a digest of the order of its samples
+    parameters: str  # and one of its parameters at the end
+    random: Mapping[str, str]  # digests of the random generators in the end, by the rank and step
+    rows: Mapping[str, Row]  # by the subject, in the order in which a step computes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerunDifference:
+    """The first difference of two executions, in the order of computation."""
+
+    subject: str  # the loss of a rank, a metric or a digest
+    step: int | None  # optimizer steps done then; None for a subject without steps
+    recorded: str
+    again: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How alike two executions of one trial are."""
+
+    # The rung that holds for everything compared; None if it is unknown, because numbers are far apart
+    # and the allowed distance is unknown.
+    rung: Rung | None
+    compared: Sequence[str]  # subjects that both have recorded
+    has_series: bool  # whether numbers were compared
+    first_difference: RerunDifference | None = None
+    # The largest distance of two numbers as a share of the larger one; None without numbers, and where
+    # one is infinite or NaN.
+    max_relative: float | None = None
+    fp64_problem: Fp64Problem | None = None  # None too where nothing ran in double precision
+
+
+def evidence_of_record(record: Record) -> Evidence:
+    """Return the evidence in a complete record; raises ValueError for an incomplete one."""
+    if record.rank0 is None or record.summary is None:
+        raise ValueError(f"{record.trial.id} is {record.status}")
+    random, rows = {}, {}
+    for result in record.ranks:
+        if result.loss is None:
+            continue
+        if result.random_digest is not None:
+            random[f"rank {result.rank} after step {len(result.loss)}"] = result.random_digest
+        # A script may report no losses, or only those of some steps; the others are NaN.
+        reported = np.flatnonzero(~np.isnan(result.loss))
+        if len(reported):
+            losses = Row(steps=reported + 1, values=result.loss[reported])
+            rows[f"loss of rank {result.rank}"] = losses
+    metrics: dict[str, dict[int, float]] = {}
+    for evaluation in record.rank0.evaluations:
+        for name, value in evaluation.all_metrics.items():
+            metrics.setdefault(name, {})[evaluation.step] = float(value)
+    for name, of_steps in metrics.items():
+        values = np.array(list(of_steps.values()))
+        rows[f"evaluation's {name}"] = Row(steps=np.array(list(of_steps)), values=values)
+    return Evidence(
+        order=record.order_digest,
+        parameters=record.rank0.parameter_digest,
+        random=random,
+        rows=rows,
+    )
+
+
+def compare_evidence(
+    recorded: Evidence,
+    again: Evidence,
+    exact: Sequence[Evidence] = (),
+    *,
+    has_other_kernels: bool = False,
+) -> Agreement:
+    """Return how alike two executions are in everything that both have recorded.
+
+    `exact` are two more executions in double precision, the second one as a control of the first;
+    without them, nothing is within the fp64 rule. `has_other_kernels` is whether the conditions
+    differ in something that decides how operations round.
+    """
+    rows = [name for name in recorded.rows if name in again.rows]
+    steps: dict[str, int] = {}  # the first that differs, by the subject
+    gaps = []
+    for name in rows:
+        step = _first_difference(recorded.rows[name], again.rows[name])
+        if step is not None:
+            steps[name] = step
+        gaps.append(_largest_relative_gap(recorded.rows[name], again.rows[name]))
+    fp64_problem = _find_fp64_problem(again, exact)
+    difference = _describe_first(recorded, again, steps)
+    rung: Rung | None = None
+    if difference is None:
+        rung = "bitwise"
+    elif difference.subject == ORDER:
+        rung = "different"  # no rounding changes it
+    elif steps and exact and fp64_problem is None:  # digests do not show how much differs
+        least_rounding = OTHER_KERNELS if has_other_kernels else FP32_EPSILON
+        if _are_rounding_errors(recorded, again, exact[0], least_rounding):
+            rung = "rounding"
+    compared = [*rows, PARAMETERS]
+    if recorded.order and again.order:
+        compared.insert(0, ORDER)
+    return Agreement(
+        rung=rung,
+        compared=compared,
+        has_series=bool(rows),
+        first_difference=difference,
+        max_relative=finite(max(gaps, default=None)),
+        fp64_problem=fp64_problem,
+    )
+
+
+def _describe_first(
+    recorded: Evidence, again: Evidence, steps: Mapping[str, int]
+) -> RerunDifference | None:
+    """Return the first difference in the order of computation, None if there is none.
+
+    `steps` has the first step at which a row differs.
+    """
+    if recorded.order and again.order and recorded.order != again.order:
+        return RerunDifference(subject=ORDER, step=None, recorded=recorded.order, again=again.order)
+    if steps:
+        first = min(steps, key=steps.__getitem__)
+        return RerunDifference(
+            subject=first,
+            step=steps[first],
+            recorded=recorded.rows[first].text_at(steps[first]),
+            again=again.rows[first].text_at(steps[first]),
+        )
+    if recorded.parameters != again.parameters:
+        return RerunDifference(
+            subject=PARAMETERS, step=None, recorded=recorded.parameters, again=again.parameters
+        )
+    return None
+
+
+def _first_difference(a: Row, b: Row) -> int | None:
+    """Return the first step at which two rows have other bits, None if there is none.
+
+    A number that only one of them has is a difference.
+    """
+    steps, in_a, in_b = np.intersect1d(a.steps, b.steps, return_indices=True)
+    differing = steps[_differ(a.values[in_a], b.values[in_b])]
+    differing = np.concatenate([differing, np.setxor1d(a.steps, b.steps)])
+    return int(differing.min()) if len(differing) else None
+
+
+def _differ(a: Numbers, b: Numbers) -> Numbers:
+    """Return whether numbers differ in their bits, each, as NaN and -0.0 do."""
+    if a.dtype != b.dtype:
+        return np.ones(len(a), dtype=bool)
+    unsigned = f"u{a.dtype.itemsize}"
+    differing: Numbers = a.view(unsigned) != b.view(unsigned)
+    return differing
+
+
+def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Problem | None:
+    """Return why two runs in double precision can't show rounding errors, None if they can.
+
+    Noise that differs from run to run would look like rounding errors of any size, and so would
+    random numbers that depend on the precision.
+    """
+    if not exact:
         return None
-    return max(differing, key=_severity)
+    first, second = exact
+    for name, row in first.rows.items():
+        control = second.rows.get(name)
+        if control is None or control.values.shape != row.values.shape:
+            return "not deterministic"
+        error = root_mean_square(row.values - control.values)
+        if not fp64_repeats(error, root_mean_square(row.values)):
+            return "not deterministic"
+    for name, digest in first.random.items():  # a run that went on drew more
+        if again.random.get(name, digest) != digest:
+            return "other random numbers"
+    return None
 
 
-def _severity(distance: TensorDistance) -> tuple[float, float]:
-    """Return what distances are ordered by; what is no float may not differ at all."""
-    if distance.dtype not in EPSILONS:
-        return math.inf, math.inf
-    return distance.excess or 0.0, distance.differing / math.prod(distance.shape)
+def _largest_relative_gap(a: Row, b: Row) -> float:
+    """Return the largest distance as a share of the larger number; infinite for numbers of other steps."""
+    if not np.array_equal(a.steps, b.steps):
+        return math.inf
+    values_a, values_b = a.values.astype(np.float64), b.values.astype(np.float64)
+    scales = np.maximum(np.abs(values_a), np.abs(values_b))
+    with np.errstate(invalid="ignore"):  # infinities, whose distance is not a number
+        gaps = np.abs(values_a - values_b)
+        relative = np.divide(gaps, scales, out=np.zeros_like(gaps), where=scales > 0)
+    return float(np.nan_to_num(relative, nan=np.inf).max(initial=0))
+
+
+def _are_rounding_errors(
+    recorded: Evidence, again: Evidence, exact: Evidence, least_rounding: float
+) -> bool:
+    """Return whether rounding errors explain the differences of all rows of numbers.
+
+    `least_rounding` is allowed by the fp64 rule in any case, a share of a row's scale. A row of few
+    numbers, such as the accuracy of one evaluation, may be exact by chance: so each is allowed the
+    error of all numbers of the trial together.
+    """
+    rows = [name for name in recorded.rows if name in again.rows]
+    errors = [_relative_error(trial, exact, rows) for trial in (recorded, again)]
+    rounding = max(min(errors), least_rounding)
+    for name in rows:
+        a, b = recorded.rows[name], again.rows[name]
+        if not np.array_equal(a.steps, b.steps):
+            return False  # numbers of other steps do not correspond to each other
+        if not _differ(a.values, b.values).any():
+            continue
+        if name not in exact.rows:
+            return False
+        # A run in double precision has no rule for stopping, so it may have gone on after the trial ended.
+        exact_values = exact.rows[name].values[: len(a.values)]
+        if not meets_fp64_rule(a.values, b.values, exact_values, rounding):
+            return False
+    return True
+
+
+def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> float:
+    """Return the root mean square of a trial's errors, each over the scale of its row."""
+    errors = []
+    for name in rows:
+        values = trial.rows[name].values
+        if name not in exact.rows or len(exact.rows[name].values) < len(values):
+            continue
+        exact_values = exact.rows[name].values[: len(values)]
+        scale = root_mean_square(exact_values)
+        if scale > 0:
+            errors.append((values - exact_values) / scale)
+    return root_mean_square(np.concatenate(errors)) if errors else 0.0

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.analysis import baseline
 from harness.analysis.compare import Side
@@ -18,15 +18,13 @@ from harness.analysis.result import CellResult, aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder, TrialFolder
-from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.records.store import RecordedSweep, read_recorded_sweep
+from harness.records.store import RecordedSweep, read_recorded_sweep, recorded_sweep_names
 from harness.sweep.selected import select_trials
-from harness.sweep.sweep import Sweep
 
 BASELINE = "baseline"
-EITHER_FORMAT = FileFormat(name="record or a baseline")
+RECORD = "record.json"  # the name of a record's file; any other file is a baseline's
 FORMS = (
     "a sweep that has run, the id of a cell or a trial, baseline, or a path of records or baselines"
 )
@@ -43,9 +41,11 @@ def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) 
         if name != BASELINE:
             sides[name] = Side(name=name, cells=find(results, name).cells)
     if BASELINE in names:
-        others = [result for side in (*sides.values(), *loaded) for result in side.cells]
+        others: list[CellResult] = []
+        for side in (*sides.values(), *loaded):
+            others += side.cells
         sides[BASELINE] = Side(name=BASELINE, cells=_baselines_of(results, others))
-    return [sides[name] for name in names]
+    return list(map(sides.__getitem__, names))
 
 
 def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellResult]:
@@ -55,63 +55,50 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
     there are none: a cell that a sweep has lost since must count as missing. Of several baselines of a
     cell it is the one of the hardware that the cell ran on. Raises BadInput where there are none.
     """
-    # That of trials that all failed is unknown.
-    hardware = {key for result in others for key in result.hardware}
+    hardware: set[str] = set()  # that of trials that all failed is unknown
+    for result in others:
+        hardware.update(result.hardware)
     paths = baseline.files(results)
-    chosen = [path for path in paths if not hardware or path.parent.name in hardware]
-    if not chosen:
+    baselines = []
+    for path in paths:
+        if not hardware or path.parent.name in hardware:
+            baselines.append(baseline.read(path))
+    if not baselines:
         kinds = ", ".join(sorted({path.parent.name for path in paths}))
         raise BadInput(
             f"{results.baselines}: found no baseline of {' or '.join(sorted(hardware)) or 'any hardware'};"
             f" allowed: {kinds or 'nothing'}; harness baseline SWEEP makes one"
         )
-    return _related(list(map(baseline.read, chosen)), others)
+    return _related(baselines, others) or baselines
 
 
 def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> list[CellResult]:
     """Return the baselines of the cells and sweeps of other results, one of each cell."""
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
+    sweeps: set[str] = set()
     for result in others:
         ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
-    sweeps = {trial.sweep for result in others for trial in result.trials}
-    related = []
+        sweeps.update(trial.sweep for trial in result.trials)
+    related: dict[str, CellResult] = {}
     for result in baselines:
-        is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
-        if is_of_sweep or result.cell.settings_id in ran_on:
-            related.append(result)
-    by_cell: dict[str, CellResult] = {}
-    for result in related or baselines:
         settings_id = result.cell.settings_id
-        first = by_cell.setdefault(settings_id, result)
-        same_hardware = ran_on.get(settings_id, set())
-        if same_hardware.isdisjoint(first.hardware) and same_hardware & set(result.hardware):
-            by_cell[settings_id] = result
-    return list(by_cell.values())
+        is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
+        if settings_id in ran_on or is_of_sweep:
+            related.setdefault(settings_id, result)
+        if not ran_on.get(settings_id, set()).isdisjoint(result.hardware):
+            related[settings_id] = result
+    return list(related.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
     """What a name on the command line stands for: records, or baselines, which hold results alone."""
 
+    # Trials that a sweep has planned and that have no record are counted, so that what never ran is not
+    # forgotten.
+    cells: Sequence[CellResult]
     records: Sequence[Record] = ()
-    baselines: Sequence[CellResult] = ()
-    sweep: Sweep | None = None  # the one that the name is of
-    folder: Path | None = None  # of the records' sweep; None if they are in none
-    # The folders of trials that a path names, by their ids; others are in `folder`.
-    trial_folders: Mapping[str, Path] = field(default_factory=dict)
-
-    @property
-    def cells(self) -> list[CellResult]:
-        """Return the results of each cell.
-
-        Trials that a sweep has planned and that have no record are counted, so that what never ran
-        is not forgotten.
-        """
-        if self.baselines:
-            return list(self.baselines)
-        if self.sweep is not None:
-            return list(SweepResult.of_records(self.sweep, self.records).cells)
-        return aggregate(self.records)
+    folder: Path | None = None  # of the records' sweep
 
 
 def find(results: Results, name: str) -> Named:
@@ -120,16 +107,15 @@ def find(results: Results, name: str) -> Named:
     A sweep comes before a path, so that a folder that happens to have its name does not hide it.
     """
     recorded = _read_sweep(results, name)
-    if recorded is not None:
-        folder = results.sweep_folder(name).path
-        named = Named(records=recorded.records, sweep=recorded.sweep, folder=folder)
-    elif os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: for a name that is too long
-        named = _at_path(Path(name))
-    else:
-        named = _records_of_cell(results, name)
-    if not named.records and not named.baselines:
+    if recorded is None:
+        if os.path.exists(name):  # noqa: PTH110  # False where `Path` raises: for a name that is too long
+            return _at_path(Path(name))
+        return _records_of_cell(results, name)
+    if not recorded.records:
         raise BadInput(f"{name}: found no records of it; allowed: what has run")
-    return named
+    cells = SweepResult.of_records(recorded.sweep, recorded.records).cells
+    folder = results.sweep_folder(name).path
+    return Named(cells=cells, records=recorded.records, folder=folder)
 
 
 def recorded_results(results: Results, sweep_name: str) -> list[CellResult]:
@@ -157,15 +143,14 @@ def _records_of_cell(results: Results, name: str) -> Named:
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
     by_sweep: dict[Path, list[Path]] = {}
-    if "/" not in name:
-        for pattern in (glob.escape(name), f"{glob.escape(name)}-s*-r*"):
-            for folder in sorted(results.runs.glob(f"*/{pattern}")):
-                path = TrialFolder.newest(folder).record_path
-                if path.exists():
-                    by_sweep.setdefault(folder.parent, []).append(path)
+    pattern = f"*/{glob.escape(name)}"
+    folders = [*results.runs.glob(pattern), *results.runs.glob(f"{pattern}-s*-r*")]
+    for folder in sorted(folders):
+        path = TrialFolder.newest(folder).record_path
+        if path.exists():
+            by_sweep.setdefault(folder.parent, []).append(path)
     if not by_sweep:
-        sweeps = [path.parent.name for path in results.runs.glob("*/sweep.json")]
-        suggestion = did_you_mean(name, sweeps).partition("allowed: ")[0]
+        suggestion = did_you_mean(name, recorded_sweep_names(results)).partition("allowed: ")[0]
         raise BadInput(
             f"{name}: nothing of that name in {results.runs}; {suggestion}allowed: {FORMS}"
         )
@@ -173,7 +158,13 @@ def _records_of_cell(results: Results, name: str) -> Named:
         sweeps = [folder.name for folder in by_sweep]
         raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: a path in one")
     ((folder, paths),) = by_sweep.items()
-    return Named(records=[read_record(path) for path in paths], folder=folder)
+    return _read_records(paths, folder)
+
+
+def _read_records(paths: Sequence[Path], sweep_folder: Path) -> Named:
+    """Return the records at these paths."""
+    records = list(map(read_record, paths))
+    return Named(cells=aggregate(records), records=records, folder=sweep_folder)
 
 
 def find_trial(
@@ -189,11 +180,9 @@ def find_trial(
     if only:
         chosen = {trial.id for trial in select_trials([r.trial for r in records], only)}
         records = [record for record in records if record.trial.id in chosen]
-    if not records:
-        raise BadInput(f"{name}: found none of its trials with {' and '.join(only)}; allowed: one")
-    if best:
+    if best and records:
         records = [best_record(records, name)]
-    if len(records) > 1:
+    if len(records) != 1:
         ids = ", ".join(record.trial.id for record in records[:3])
         raise BadInput(
             f"{name}: found {len(records)} trials;"
@@ -202,8 +191,8 @@ def find_trial(
     (record,) = records
     if record.summary is None:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
-    folder = named.folder or Path()
-    return record, named.trial_folders.get(record.trial.id, folder / record.trial.id)
+    assert named.folder is not None  # as there are records
+    return record, named.folder / record.trial.id
 
 
 def best_record(records: Sequence[Record], name: str) -> Record:
@@ -218,40 +207,33 @@ def best_record(records: Sequence[Record], name: str) -> Record:
             f"--best: {name} has the workloads {', '.join(workloads)}, whose metrics don't compare;"
             f" needed: --only workload={next(iter(workloads))}, or another"
         )
-    scores = []  # of each record that has one
+    best, best_score = None, -math.inf
     for record in records:
-        metric = None if record.summary is None else record.summary.best_metric
-        if record.status == "done" and record.rank0 is not None and metric is not None:
-            scores.append((record.rank0.target.score(metric), record))
-    if not scores:
+        if record.status != "done" or record.rank0 is None or record.summary is None:
+            continue
+        metric = record.summary.best_metric
+        if metric is not None and record.rank0.target.score(metric) > best_score:
+            best, best_score = record, record.rank0.target.score(metric)
+    if best is None:
         raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
-    return max(scores, key=lambda entry: entry[0])[1]
+    return best
 
 
 def _at_path(path: Path) -> Named:
-    """Return what is in a file or folder; raises BadInput for records and baselines side by side.
+    """Return what is in a file or folder.
 
     The path is that of a record or a baseline, of the folder of a trial or of a sweep, or of a
     folder of baselines. Raises BadInput for a folder that holds none of these.
     """
     paths = [path]
     if not path.is_file():
-        paths = [TrialFolder.newest(path).record_path]
-        if not paths[0].exists():
-            record_paths = {*path.glob("*/record.json"), *SweepFolder(path).record_paths()}
-            paths = sorted(record_paths or path.glob("*.json"))
-    records, baselines, folders = [], [], {}
-    for file in paths:
-        content = decode_file(dict[str, Any], file, EITHER_FORMAT)
-        if content.get("kind") == baseline.KIND:
-            baselines.append(baseline.read(file))
-            continue
-        record = read_record(file)
-        records.append(record)
-        folders[record.trial.id] = TrialFolder.of_attempt(file.absolute().parent).path
-    if not records and not baselines:
+        paths = SweepFolder(path).record_paths() or sorted(path.glob("*.json"))
+        newest = TrialFolder.newest(path).record_path
+        if newest.exists():
+            paths = [newest]
+    if not paths:
         raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
-    if records and baselines:
-        raise BadInput(f"{path}: found records and baselines; allowed: one of them")
-    folder = TrialFolder.of_attempt(paths[0].absolute().parent).path.parent
-    return Named(records=records, baselines=baselines, folder=folder, trial_folders=folders)
+    if paths[0].name != RECORD:
+        return Named(cells=list(map(baseline.read, paths)))
+    trial_folder = TrialFolder.of_attempt(paths[0].absolute().parent)
+    return _read_records(paths, trial_folder.path.parent)

@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from harness.analysis.cells import group_by_cell, varying_axes
-from harness.analysis.compare import CellComparison, MetricRow, Side, against_first
+from harness.analysis.compare import CellComparison, Match, Side, against_first, matching_key
 from harness.analysis.questions import SPEED, throughput_question
 from harness.analysis.result import UNRECORDED, CellResult, cell_result
 from harness.core.errors import BadInput
 from harness.records.record import Record
 from harness.statistics.attribution import Attribution, TrialThroughput, attribute
-from harness.statistics.verdict import ALPHA
+from harness.statistics.verdict import ALPHA, MetricVerdict
 from harness.sweep.cell import Cell
 from harness.sweep.sweep import Sweep
 
@@ -26,15 +27,13 @@ LANES = "lanes"  # in attributions, the axis that says how many trials ran side 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepResult:
+class SweepResult(Side):
     """The cells of a sweep with what their trials measured, and what is certain about them.
 
     A `CellResult` holds the cell, its trials, the intervals of throughput and of the target metric
     and the counts of trials that are not done; this class adds what takes several cells.
     """
 
-    name: str  # of the sweep
-    cells: Sequence[CellResult]  # in the order in which they are shown
     records: Mapping[str, Sequence[Record]] = field(default_factory=dict)  # by cell id, if at hand
 
     @staticmethod
@@ -55,11 +54,6 @@ class SweepResult:
             cells.append(cell_result(cell, by_cell.get(cell.id, ()), missing[cell.id]))
         return SweepResult(name=sweep.name, cells=cells, records=by_cell)
 
-    @property
-    def all_cells(self) -> list[Cell]:
-        """The cells without their results."""
-        return [result.cell for result in self.cells]
-
     @cached_property
     def workloads(self) -> dict[str, list[CellResult]]:
         """The cells by the label of their workload."""
@@ -76,52 +70,38 @@ class SweepResult:
     @cached_property
     def side(self) -> Side:
         """The recorded cells, as one side of a comparison with another sweep or a baseline."""
-        recorded = []
-        for cell in self.cells:
-            if cell.planned > cell.left_out.get(UNRECORDED, 0):
-                recorded.append(cell)
+        recorded = [cell for cell in self.cells if cell.planned > cell.left_out.get(UNRECORDED, 0)]
         return Side(name=self.name, cells=recorded)
 
     @cached_property
-    def comparison(self) -> CellComparison | None:
-        """The comparison of each cell with the reference of its workload.
-
-        None where no two cells share a workload.
-        """
+    def comparison(self) -> CellComparison:
+        """The comparison of each cell with the reference of its workload."""
         return against_first(self.side)
 
     @cached_property
-    def attributions(self) -> Mapping[str, Attribution]:
-        """What each axis contributes, by workload; without those that have too few trials."""
-        return attributions(self.side)
-
-    @cached_property
-    def _rows(self) -> dict[str, list[MetricRow]]:
-        """The rows of the comparison by the id of the cell that is judged."""
-        rows: dict[str, list[MetricRow]] = {}
-        for row in [] if self.comparison is None else self.comparison.rows:
-            rows.setdefault(row.b.cell.id, []).append(row)
-        return rows
+    def _matches(self) -> dict[str, Match]:
+        """The matches of the comparison by the id of the cell that is judged."""
+        judged = filter(attrgetter("verdicts"), self.comparison.matches)
+        return {match.b.cell.id: match for match in judged}
 
     @cached_property
     def _reference_ids(self) -> set[str]:
         """The ids of all cells that others are compared with."""
-        return {rows[0].a.cell.id for rows in self._rows.values()}
+        return {match.a.cell.id for match in self._matches.values()}
 
-    def rows(self, cell: Cell) -> list[MetricRow]:
-        """Return the verdicts on a cell against its reference, throughput first.
+    def match_of(self, cell: Cell) -> Match | None:
+        """Return the verdicts on a cell against the reference of its workload, which has none itself."""
+        return self._matches.get(cell.id)
 
-        The reference itself has none.
-        """
-        return self._rows.get(cell.id, [])
-
-    def throughput_row(self, cell: Cell) -> MetricRow | None:
+    def speed(self, cell: Cell) -> MetricVerdict | None:
         """Return the verdict on a cell's throughput, None for the reference of its workload."""
-        return next((row for row in self.rows(cell) if row.is_throughput), None)
+        match = self.match_of(cell)
+        return None if match is None else match.speed
 
-    def metric_row(self, cell: Cell) -> MetricRow | None:
+    def accuracy(self, cell: Cell) -> MetricVerdict | None:
         """Return the verdict on a cell's target metric, None for the reference of its workload."""
-        return next((row for row in self.rows(cell) if row.is_target_metric), None)
+        match = self.match_of(cell)
+        return None if match is None else match.accuracy
 
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
@@ -154,9 +134,9 @@ class SweepResult:
         There is a verdict only where one of the two is the reference of the other.
         """
         for judged, reference, outcome in ((fastest, slower, "better"), (slower, fastest, "worse")):
-            row = self.throughput_row(judged.cell)
-            if row is not None and row.a.cell.id == reference.cell.id:
-                return row.verdict.outcome != outcome
+            match = self.match_of(judged.cell)
+            if match is not None and match.a is reference and match.speed is not None:
+                return match.speed.outcome != outcome
         return False
 
     def has_single_trials(self, workload: str) -> bool:
@@ -183,16 +163,36 @@ def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellRe
     1981, doi:10.1214/aos/1176345582). The test is two-sided, as that of every verdict, so that the
     interval that is shown of a difference which counts leaves out 1.
     """
-    found = []
+    open_cells = []
     for cell in slower:
         question = throughput_question(cell, fastest, SPEED.min_effect)
-        if question is not None:
-            _, upper_margin = question.metric.margins
-            is_significant = question.estimate.p_change() <= ALPHA / len(slower)
-            if is_significant and question.estimate.value >= upper_margin:
-                continue
-        found.append(cell)
-    return found
+        is_slower = False
+        if question is not None and question.estimate.p_change() <= ALPHA / len(slower):
+            is_slower = question.estimate.value >= question.metric.margins[1]
+        if not is_slower:
+            open_cells.append(cell)
+    return open_cells
+
+
+def scaling_shares(cells: Sequence[CellResult]) -> dict[str, float]:
+    """Return the share of ideal scaling of cells of one workload, by the id of the cell.
+
+    Ideal is in proportion to the ranks, at the same global batch size. The base is the measured cell
+    of the same settings and the same strategy with the fewest ranks, or one without a strategy on a
+    single rank. A cell that is its own base has no share.
+    """
+    measured = [cell for cell in cells if cell.throughput is not None]
+    bases: dict[tuple[str, str], CellResult] = {}  # by the other settings and the strategy
+    shares = {}
+    for cell in sorted(measured, key=lambda cell: cell.cell.axes.world_size):
+        axes = cell.cell.axes
+        settings = matching_key(cell.cell, ("strategy", "world_size"))
+        base = bases.setdefault((settings, axes.strategy), cell)
+        base = bases.get((settings, "single"), base)
+        ranks = axes.world_size / base.cell.axes.world_size
+        if ranks > 1:
+            shares[cell.cell.id] = cell.mean_throughput / base.mean_throughput / ranks
+    return shares
 
 
 def attributions(side: Side) -> dict[str, Attribution]:
@@ -203,12 +203,11 @@ def attributions(side: Side) -> dict[str, Attribution]:
     the same seed and repeat ran interleaved and are one block: they have the seed and the drift of the
     machine in common. What else ran on the machine counts as one more axis.
     """
-    cells = [result.cell for result in side.cells]
-    varying = varying_axes(cells)  # one that is the same everywhere has no effect
+    varying = varying_axes(side.all_cells)  # others have no effect
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
-        levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in varying}
         of_workload = points.setdefault(result.cell.workload.label, [])
+        levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in varying}
         for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
             of_trial = {**levels, LANES: str(trial.lanes)}
             block = (trial.seed, trial.repeat)

@@ -38,7 +38,7 @@ Names = str | Sequence[str]  # of axes: one, several, or several in a text with 
 class Verdicts(CellComparison):
     """A comparison of results, A being the reference and B what is judged.
 
-    `row.verdict` of each of its `rows` is the verdict on one metric of a pair of cells.
+    Each of its `verdicts` is on one metric of a pair of cells; `matches` has them by pair.
     """
 
     a: str  # the name of A
@@ -68,11 +68,10 @@ class Verdicts(CellComparison):
 
     def __repr__(self) -> str:
         lines = [f"{', '.join(self.b)} against {self.a}"]
-        for row in self.rows:
-            verdict = row.verdict
-            lines.append(
-                f"  {row.b.cell.label}: {row.metric.name} {verdict.label} ({verdict.effect:.3g})"
-            )
+        for match in self.matches:
+            for verdict in match.verdicts:
+                text = f"{verdict.metric.name} {verdict.label} ({verdict.effect:.3g})"
+                lines.append(f"  {match.b.cell.label}: {text}")
         return "\n".join([*lines, *(f"  missing {text}" for text in self.missing)])
 
 
@@ -98,8 +97,8 @@ def compare(
 
     >>> import harness
     >>> verdicts = harness.compare("demo", by="precision")
-    >>> row = verdicts.rows[0]
-    >>> row.verdict.label, round(row.verdict.effect, 2), row.verdict.p_change < 0.05
+    >>> speed = verdicts.verdicts[0]
+    >>> speed.label, round(speed.effect, 2), speed.p_change < 0.05
     ('faster', 1.25, True)
     >>> verdicts.table[["metric", "verdict"]].values.tolist()
     [['samples/s', 'faster'], ['accuracy', 'same']]

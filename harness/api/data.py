@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.analysis.compare import Side
-from harness.analysis.rows import trial_row
+from harness.analysis.result import trial_row
 from harness.analysis.sweep_result import SweepResult
 from harness.api.tables import trial_frame
 from harness.core.errors import BadInput
@@ -216,12 +216,12 @@ class SweepData:
                     row[name] = interval.mean
                     low, high = interval.bounds or (None, None)
                     row |= {f"{name}_low": low, f"{name}_high": high}
-            judged = self.result.throughput_row(cell.cell)
-            if judged is not None:
-                row["speedup"] = judged.verdict.effect
-                if judged.verdict.interval is not None:
-                    row["speedup_low"], row["speedup_high"] = judged.verdict.interval
-                row["verdict"] = judged.verdict.label
+            verdict = self.result.speed(cell.cell)
+            if verdict is not None:
+                row["speedup"] = verdict.effect
+                if verdict.interval is not None:
+                    row["speedup_low"], row["speedup_high"] = verdict.interval
+                row["verdict"] = verdict.label
             rows.append(row)
         return pd.DataFrame(rows, columns=CELL_COLUMNS)
 

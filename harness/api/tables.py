@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.rows import COURSE, IDENTITY, ORIGIN, TrialRow
+from harness.analysis.result import COURSE, IDENTITY, ORIGIN, TrialRow
 from harness.core.errors import BadInput
 from harness.records.numbers import in_order
 from harness.sweep.cell import Cell, axis_names

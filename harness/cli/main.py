@@ -20,7 +20,7 @@ import harness
 from harness.cli.commands import Commands
 from harness.cli.hints import usage_hint
 from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, one_line
-from harness.core.storage import storage_error
+from harness.core.files import storage_error
 from harness.launch.interrupt import handle_signals, interrupt
 
 BROKEN_PIPE = 1  # exit code

@@ -389,10 +389,9 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
     }
     if answer is not None:
         info |= {"outcome": answer.outcome, "reasons": list(answer.reasons), "verdicts": {}}
-        for row in answer.rows:
-            verdict = row.verdict
+        for verdict in answer.verdicts:
             # The value and its interval are ratios of throughput, or differences of the target metric.
-            info["verdicts"][row.metric.name] = {
+            info["verdicts"][verdict.metric.name] = {
                 "verdict": verdict.label,
                 "value": verdict.effect,
                 "interval": verdict.interval,

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from harness.analysis.rungs import RUNGS, parse_rung
+from harness.analysis.rungs import RUNGS
 from harness.analysis.selection import find, find_trial
 from harness.api.planning import load_planned, load_profile
 from harness.cli.arguments import (
@@ -222,7 +222,7 @@ def parity(
       harness parity sweep.yaml --reference strategy=single,precision=fp32 --set length.steps=50
       harness parity nightly.yaml --at-least rounding --json
     """
-    rung = parse_rung("--at-least", lowest)
+    rung = choose("--at-least", lowest, RUNGS)
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
     plan = plan_parity(loaded, reference)
     results_folder = Results(results)

@@ -29,7 +29,7 @@ from harness.cli.completion import complete_recorded_sweeps
 from harness.cli.run import WideOption
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.paths import Results
-from harness.housekeeping.sweeps import list_sweeps
+from harness.housekeeping import list_sweeps
 from harness.records.store import read_recorded_sweep, select_recorded
 from harness.tracking.ui import serve
 from harness.view import console

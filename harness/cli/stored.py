@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from harness import housekeeping
 from harness.cli.arguments import (
     NameArgument,
     ResultsOption,
@@ -21,8 +22,6 @@ from harness.cli.completion import complete_recorded_sweeps
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results
 from harness.core.text import counted
-from harness.housekeeping import sweeps
-from harness.housekeeping.verify import verify_machines, verify_sweep
 from harness.records.store import (
     read_recorded_spec,
     read_recorded_sweep,
@@ -65,7 +64,7 @@ def prune(
         raise BadInput("--whole: found with --failed; allowed: one of them")
     results_folder = Results(results)
     statuses = ("failed", "invalid") if failed else ()
-    removals = sweeps.removals(results_folder, sweep, whole=whole, statuses=statuses)
+    removals = housekeeping.removals(results_folder, sweep, whole=whole, statuses=statuses)
     if not removals:
         print("nothing to remove")
         return
@@ -73,7 +72,7 @@ def prune(
     if dry_run:
         return
     _confirm_removal(yes=yes)
-    sweeps.remove(recorded_folder(results_folder, sweep), removals)
+    housekeeping.remove(recorded_folder(results_folder, sweep), removals)
 
 
 @app.command()
@@ -158,23 +157,16 @@ def verify(
     names = sweeps or recorded_sweep_names(results_folder)
     for name in sweeps:
         read_recorded_spec(results_folder, name)  # which says what there is if there is none
-    parts = [verify_sweep(results_folder, name) for name in names]
+    parts = [housekeeping.verify_sweep(results_folder, name) for name in names]
     if not sweeps:
-        parts.append(verify_machines(results_folder))
-    files = records = ranks = problems = 0
-    for verified in chain.from_iterable(parts):
-        files += 1
-        records += verified.is_record
-        ranks += verified.ranks
-        if verified.problem is not None:
-            problems += 1
-            print(verified.problem, file=sys.stderr)
-    if problems:
-        raise BadInput(f"found {counted(problems, 'damaged file')} of {files}")
-    print(
-        f"{counted(records, 'record')} of {counted(len(names), 'sweep')} are whole, with the series"
-        f" of {counted(ranks, 'rank')}; so are {counted(files - records, 'other file')}"
-    )
+        parts.append(housekeeping.verify_machines(results_folder))
+    problems = list(chain.from_iterable(parts))
+    damaged = list(filter(None, problems))
+    for problem in damaged:
+        print(problem, file=sys.stderr)
+    if damaged:
+        raise BadInput(f"found {counted(len(damaged), 'damaged file')} of {len(problems)}")
+    print(f"{counted(len(problems), 'file')} of {counted(len(names), 'sweep')} are whole")
     print("that is no proof against someone who can write to the folder: seals have no secret")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 MAX_MESSAGE = 1000  # characters of an error
 ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # such as torch's for bold text
@@ -108,29 +108,26 @@ class BadCheckpoint(HarnessError):
 class StorageError(HarnessError):
     """A disk that is full, over its quota or failing; the message names the file and what is free.
 
-    See `harness.core.storage`.
+    See `harness.core.files`.
     """
 
 
 MOST_LISTED = 24  # words beside one that is near
 
 
-def did_you_mean(
-    value: object, allowed: Iterable[str], listed_words: Iterable[str] | None = None
-) -> str:
+def did_you_mean(value: object, allowed: Iterable[str], listed_words: Collection[str] = ()) -> str:
     """Return the hint that ends an error about a word: the nearest allowed word, then all of them.
 
     As in `did you mean 'eager'? allowed: compile, eager`; without the question if no word is near,
     and without the list if it is long. Where too many words are allowed, `listed_words` are listed.
     """
     choices = sorted(allowed)
-    listed = ", ".join(choices if listed_words is None else listed_words) or "nothing"
+    hint = f"allowed: {', '.join(listed_words or choices) or 'nothing'}"
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
-    if nearest and len(choices) > MOST_LISTED:
-        return f"did you mean {nearest[0]!r}?"
-    if nearest:
-        return f"did you mean {nearest[0]!r}? allowed: {listed}"
-    return f"allowed: {listed}"
+    if not nearest:
+        return hint
+    question = f"did you mean {nearest[0]!r}?"
+    return question if len(choices) > MOST_LISTED else f"{question} {hint}"
 
 
 def one_line(text: object, limit: int = 300) -> str:

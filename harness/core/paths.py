@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from harness.core.storage import writing
+from harness.core.files import writing
 
 # What `write_atomically` calls a file until it is complete: `.record.json.` and eight characters.
 TEMPORARY_FILES = ".*.????????"
@@ -100,7 +100,9 @@ class TrialFolder:
     def of_attempt(cls, path: Path) -> Self:
         """Return what `attempt_path` gives this path for."""
         attempt = ATTEMPT.fullmatch(path.name)
-        return cls(path) if attempt is None else cls(path.parent, int(attempt[1]))
+        if attempt is None:
+            return cls(path)
+        return cls(path.parent, int(attempt[1]))
 
     @property
     def attempt_path(self) -> Path:
@@ -152,10 +154,6 @@ class SweepFolder:
     # How the user's repository differed from its commit, in the file of that SHA-256.
     diff_path = BelowOf("environments/{}.diff")
 
-    def environment_paths(self) -> list[Path]:
-        """Return the files that `packages_path` and `diff_path` name by their SHA-256."""
-        return [*self.path.glob("environments/*.txt"), *self.path.glob("environments/*.diff")]
-
     def trial_folder(self, trial_id: str) -> TrialFolder:
         """Return the folder of a trial, which need not exist, in its newest attempt."""
         return TrialFolder.newest(self.path / trial_id)
@@ -176,9 +174,7 @@ class SweepFolder:
 
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
-        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            return [entry.name for entry in entries if entry.is_dir()]
-        return []
+        return [path.name for path in self.path.glob("*/")]
 
     def record_paths(self) -> list[Path]:
         """Return the paths of all records, sorted, of trials no longer asked for too."""
@@ -219,8 +215,6 @@ class Results:
     # A/A certificates, a file for each kind of hardware, to be committed with the baselines.
     certificates = Below("certificates")
     baselines = Below("baselines")  # a folder for each kind of hardware; to be committed
-    # Files on their way to MLflow: who holds the lock on deliveries uses and empties it.
-    delivery_folder = Below("delivery")
     database = Below("mlflow.db")  # MLflow's local one
     artifacts = Below("artifacts")  # MLflow's local ones
 
@@ -252,11 +246,10 @@ class Results:
     def record_paths_by_cell(self) -> dict[str, list[Path]]:
         """Return the paths of the records of all sweeps, sorted, by the id of their cell."""
         paths: dict[str, list[Path]] = {}
-        for sweep in sorted(self.runs.glob("*/")):
-            for path in SweepFolder(sweep).record_paths():
-                trial = TRIAL_ID.fullmatch(TrialFolder.of_attempt(path.parent).path.name)
-                if trial is not None:
-                    paths.setdefault(trial["cell"], []).append(path)
+        for folder in sorted(self.runs.glob("*/*-s*-r*/")):
+            path = TrialFolder.newest(folder).record_path
+            if path.exists():
+                paths.setdefault(folder.name.rpartition("-s")[0], []).append(path)
         return paths
 
 

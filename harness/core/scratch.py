@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.core.errors import HarnessError
-from harness.core.locks import lock_file
+from harness.core.files import lock_file
 
 PREFIX = "harness-"
 LOCK_NAME = ".in-use"

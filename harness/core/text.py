@@ -12,26 +12,28 @@ SECONDS_PER_UNIT: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: `1 trial`, `2 trials`."""
-    plural = "" if count == 1 else "s"
-    return f"{count} {noun}{plural}"
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def listed(texts: Sequence[str], most: int = 4) -> str:
     """Return the first texts, and how many more there are: `a, b and 3 more`; `none` for none."""
     line = ", ".join(texts[:most]) or "none"
-    hidden = len(texts) - most
-    return f"{line} and {hidden:,} more" if hidden > 0 else line
+    if len(texts) > most:
+        line += f" and {len(texts) - most:,} more"
+    return line
 
 
 def ranges(numbers: Iterable[int]) -> str:
     """Return numbers in order, those that follow each other as a range: `0-3, 7`."""
-    limits: list[tuple[int, int]] = []
+    texts: list[str] = []
+    start = last = -2
     for number in sorted(numbers):
-        if limits and number == limits[-1][1] + 1:
-            limits[-1] = (limits[-1][0], number)
+        if number == last + 1:
+            texts[-1] = f"{start}-{number}"
         else:
-            limits.append((number, number))
-    texts = [str(start) if start == end else f"{start}-{end}" for start, end in limits]
+            texts.append(str(number))
+            start = number
+        last = number
     return ", ".join(texts)
 
 

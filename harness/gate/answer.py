@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.analysis.compare import CODE_FIELDS, CellComparison, Match, MetricRow
+from harness.analysis.compare import CODE_FIELDS, CellComparison, Match
+from harness.analysis.questions import same_bits
 from harness.core.text import counted
 from harness.gate.limits import Limits, Policy
-from harness.statistics.verdict import ALPHA
+from harness.statistics.verdict import ALPHA, MetricVerdict
 from harness.sweep.cell import THROUGHPUT_UNITS, Cell
 
 # Outcomes of a gate for one cell.
@@ -33,7 +34,7 @@ class GateAnswer:
     outcome: Outcome
     reasons: Sequence[str]  # why it does not pass
     measured: Sequence[str] = ()  # measurements that pass
-    rows: Sequence[MetricRow] = field(default=(), repr=False)
+    verdicts: Sequence[MetricVerdict] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -55,14 +56,15 @@ def judge_cell(
         )
     match = of_cell[0]
     reasons = _judge_trials(match, expected_trials)
-    for row in match.rows:
-        reasons.append(_judge_row(row, limits))
+    for verdict in match.verdicts:
+        reasons.append(_judge_verdict(verdict, limits))
     reasons += _judge_unmeasured(match, limits)
     if match.b.trials and match.a.trials == match.b.trials:
         text = "run and baseline are the same trials: measure again, as with --harness-trials=all"
         reasons.append(Reason(outcome=OUTCOMES[limits.missing], text=text))
-    if limits.bits != "ignore" and match.same_bits < max(match.pairs, 1):
-        text = f"other bits: {match.same_bits} of {counted(match.pairs, 'pair')} end alike"
+    alike = same_bits(match.pairs)
+    if limits.bits != "ignore" and alike < max(len(match.pairs), 1):
+        text = f"other bits: {alike} of {counted(len(match.pairs), 'pair')} end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
     reasons += _warnings(match, comparison)
     # The most severe first: pytest's summary shows the first line only.
@@ -72,7 +74,7 @@ def judge_cell(
         outcome=outcome,
         reasons=[reason.text for reason in reasons if reason.outcome != "pass"],
         measured=[reason.text for reason in reasons if reason.outcome == "pass"],
-        rows=match.rows,
+        verdicts=match.verdicts,
     )
 
 
@@ -95,18 +97,18 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
     return reasons
 
 
-def _judge_row(row: MetricRow, limits: Limits) -> Reason:
+def _judge_verdict(verdict: MetricVerdict, limits: Limits) -> Reason:
     """Return the reason that follows from the verdict on one metric.
 
     Worse always fails; the limits decide about an inconclusive verdict.
     """
-    text = describe_row(row)
-    outcome = row.verdict.outcome
+    text = describe_verdict(verdict)
+    outcome = verdict.outcome
     if outcome == "worse":
         return Reason(outcome="fail", text=text)
     if outcome != "inconclusive":
         return Reason(outcome="pass", text=text)
-    if row.verdict.estimate.count < 2 and row.verdict.estimate.unit != "sessions":
+    if verdict.estimate.count < 2 and verdict.estimate.unit != "sessions":
         # A single value has no interval, and another run with as few values has none either.
         text = f"{text}: more seeds or repeats are needed, in the baseline too"
         return Reason(outcome="fail", text=text)
@@ -118,7 +120,7 @@ def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
 
     Throughput is always expected, and the target metric of the workload if it has one.
     """
-    measured = {row.metric.name for row in match.rows}
+    measured = {verdict.metric.name for verdict in match.verdicts}
     lacking = []
     if measured.isdisjoint(THROUGHPUT_UNITS):
         lacking.append("throughput")
@@ -142,11 +144,10 @@ def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
     return [Reason(outcome="warn", text=text) for text in texts]
 
 
-def describe_row(row: MetricRow) -> str:
+def describe_verdict(verdict: MetricVerdict) -> str:
     """Return `slower: samples/s 19,024 → 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters:
     1.0%`.
     """
-    verdict = row.verdict
     metric = verdict.metric
     estimate = verdict.estimate
     if metric.relative:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, HarnessError, Inconclusive
-from harness.core.git import run_git
 from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
-from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
+from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit, run_git
 from harness.gate.against import repository_folder
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import compare_losses

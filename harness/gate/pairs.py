@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError
-from harness.core.logs import last_log_line
+from harness.core.files import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import free_port
 from harness.core.progress import report_progress

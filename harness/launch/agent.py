@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
-from harness.core.control_groups import oom_kills
 from harness.core.ports import LOOPBACK, listen
+from harness.core.processes import oom_kills
 from harness.launch.launcher import RENDEZVOUS, write_failed_ranks
 from harness.records.running import FailedRank
 

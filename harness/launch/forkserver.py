@@ -21,15 +21,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from harness.core.control_groups import oom_kills
 from harness.core.errors import HarnessError
-from harness.core.logs import last_log_line
+from harness.core.files import last_log_line
 from harness.core.paths import TrialFolder
 from harness.core.ports import LOOPBACK, free_port
 from harness.core.processes import (
     TERMINATE_TIMEOUT,
     Process,
     end_process_group,
+    oom_kills,
     parent_variables,
     signal_group,
     start_session,

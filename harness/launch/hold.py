@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from harness.core.errors import HarnessError, one_line
-from harness.core.locks import lock_file
+from harness.core.files import lock_file
 from harness.core.progress import print_message
 from harness.launch.abandoned import kill_abandoned, remove_abandoned_blocks
 from harness.sweep.cluster import Profile

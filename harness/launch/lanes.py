@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.cores import usable_cores
-from harness.core.topology import SYSTEM, core_position
+from harness.core.cores import SYSTEM, core_position, usable_cores
 from harness.records.assignment import Lane
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Trial

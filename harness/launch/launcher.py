@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from harness.core import storage
+from harness.core import files
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import Process
@@ -65,9 +65,9 @@ def assign(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
 
 def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
     """Return the failure of a rank that exited with a code other than 0."""
-    if code == storage.EXIT_CODE:
+    if code == files.EXIT_CODE:
         result = folder.result_path(rank)
-        message = f"{result}: could not be written; {storage.free_space(result)}"
+        message = f"{result}: could not be written; {files.free_space(result)}"
         return Failure(kind=StorageError.__name__, message=message, rank=rank)
     return Failure(kind="Exited", message=f"with code {code}", rank=rank)
 

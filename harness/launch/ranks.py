@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.core.control_groups import oom_kills
 from harness.core.errors import BadInput, Interrupted
-from harness.core.logs import last_log_line
+from harness.core.files import last_log_line
 from harness.core.paths import TrialFolder
+from harness.core.processes import oom_kills
 from harness.core.text import ranges
 from harness.launch.launcher import Launcher, describe_end
 from harness.launch.watch import POLL, watch

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import harness
 from harness.core.errors import HarnessError
-from harness.core.git import run_git
 from harness.core.import_path import ROOT
+from harness.core.worktree import run_git
 
 # The code that decides what a trial computes, besides that of the workload.
 DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
-from harness.core.locks import lock_file
+from harness.core.files import lock_file, writing
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
-from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
 from harness.records.record import Record

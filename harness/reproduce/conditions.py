@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.evidence import ORDER, RerunDifference
+from harness.analysis.rungs import ORDER, RerunDifference
 from harness.core.variables import is_of_library
 from harness.records.differences import Difference, Value, record_fields
 from harness.records.record import Record

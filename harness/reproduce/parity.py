@@ -22,10 +22,9 @@ from harness.analysis.parity import (
     Reference,
     SweepParity,
     with_seeds,
-    worst_by_step,
     write_parity,
 )
-from harness.analysis.rungs import Rung, TensorDistance, tensor_rung
+from harness.analysis.rungs import Rung, TensorDistance, tensor_rung, worst_distance
 from harness.analysis.selection import recorded_results
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import Results
@@ -240,7 +239,7 @@ class _Ladder:
             first_difference=difference,
             differing=differing_axes(reference, run.cell),
             tensor_rung=_rung_of(difference, gaps),
-            trajectory=worst_by_step(gaps),
+            worst=worst_distance(gaps),
         )
 
     def _trace(self, name: str, cell: Cell, recording: Recording) -> TracedRun:

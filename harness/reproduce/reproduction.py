@@ -16,8 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.analysis.evidence import Agreement, compare_evidence, evidence_of_record
-from harness.analysis.rungs import Rung, at_least, lowest
+from harness.analysis.rungs import (
+    Agreement,
+    Rung,
+    at_least,
+    compare_evidence,
+    evidence_of_record,
+    lowest,
+)
 from harness.core.paths import Results, write_atomically
 from harness.launch.attempts import COMPLETE
 from harness.records.differences import Difference, differences

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, one_line
-from harness.core.git import run_git
 from harness.core.paths import SweepFolder
 from harness.core.scratch import ScratchFolder
-from harness.core.worktree import checked_out, find_repository
+from harness.core.worktree import checked_out, find_repository, run_git
 from harness.records.code import Repository
 from harness.sweep.cell import WorkloadRef
 from workloads.catalog import BUILT_IN

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.analysis.evidence import Agreement, compare_evidence, evidence_of_record
+from harness.analysis.rungs import Agreement, compare_evidence, evidence_of_record
 from harness.core.progress import report_progress
 from harness.core.scratch import run_folder
 from harness.launch.unmeasured import run_unmeasured

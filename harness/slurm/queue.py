@@ -24,7 +24,7 @@ from harness.slurm.submission import Submission, read_all
 # Of a line of squeue: id, state, nodes, name, and why the job is pending. The last one is free text,
 # which may hold the separator. (man squeue, --format)
 FORMAT = "%i|%T|%N|%j|%r"
-JOB_ID = re.compile(r"\d+(?:_(?P<index>\d+)|(?P<others>_\[.+))?", re.ASCII)
+JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 RUNNING_STATES = {"RUNNING", "SIGNALING", "RESIZING"}
 
 
@@ -44,16 +44,9 @@ class QueuedJob:
         return self.state in RUNNING_STATES
 
     @property
-    def index(self) -> int | None:
-        """Return which job of its array it is, 0 for a single job.
-
-        None stands for all that are not shown on a line of their own: squeue may show the pending
-        jobs of an array in one, as in `12_[4-9%2]`.
-        """
-        match = JOB_ID.fullmatch(self.id)
-        if match is None or match["others"]:
-            return None
-        return int(match["index"] or 0)
+    def index(self) -> int:
+        """Return which job of its array it is, 0 for a single job."""
+        return int(self.id.partition("_")[2] or 0)
 
 
 class SlurmDown(HarnessError):
@@ -66,10 +59,10 @@ def query(submissions: Sequence[Submission], patience: float = 0.0) -> list[Queu
     Without submissions, nothing is asked. A controller that is away is waited for `patience` seconds.
     Raises SlurmDown if Slurm does not answer, or this machine has no squeue.
     """
-    users = sorted({submission.user for submission in submissions})
+    users = sorted({str(submission.user_id) for submission in submissions})
     if not users:
         return []
-    # --all: partitions that are hidden from the user too.
+    # --all: partitions that are hidden from the user too; --array: a line for each job of an array.
     command = ["squeue", f"--user={','.join(users)}", "--all", "--array", "--noheader"]
     command.append(f"--format={FORMAT}")
     completed = controller.call(command, patience=patience, on_wait=print_message)
@@ -101,8 +94,7 @@ def live_jobs(submission: Submission, queue: Sequence[QueuedJob]) -> dict[str, Q
     queued = {(job.name, job.index): job for job in queue}
     jobs: dict[str, QueuedJob] = {}
     for submitted in submission.jobs():
-        of_array = queued.get((submitted.name, None))
-        job = queued.get((submitted.name, submitted.index), of_array)
+        job = queued.get((submitted.name, submitted.index))
         if job is not None:
             jobs |= dict.fromkeys(submitted.trial_ids, job)
     return jobs

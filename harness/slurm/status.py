@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from harness.core.errors import BadInput, one_line
-from harness.core.logs import last_log_line
+from harness.core.files import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.retries import runs_again
 from harness.launch.watch import STALE_SECONDS
@@ -39,7 +40,6 @@ State = Literal[
 ]  # fmt: skip
 LAG_SECONDS = 70.0  # a shared folder may show a record only after so long: man nfs, acdirmax
 OPEN_STATES = {"queued", "running"}
-FINAL_STATES = {"done", "failed", "invalid"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,6 @@ class TrialState:
     throughput: float | None = None
     throughput_unit: ThroughputUnit = "samples/s"
     detail: str = ""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether its record stays as it is."""
-        return self.state in FINAL_STATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +98,7 @@ def read_statuses(
     queue: Sequence[QueuedJob] | None = None
     slurm_error = None
     try:
-        queue = queues.query([submission for _, _, made in submitted for submission in made])
+        queue = queues.query(list(chain.from_iterable(made for _, _, made in submitted)))
     except SlurmDown as error:
         slurm_error = str(error)
     statuses = []
@@ -174,10 +169,14 @@ class Owner:
     submission: Submission | None = None  # the last one that has it
     log: Path = Path()  # of its job
     job: QueuedJob | None = None  # that has not ended
-    may_have_job: bool = False  # also where Slurm does not answer
-    may_go_on: bool = False
+    may_go_on: bool = False  # also where Slurm does not answer
     waiting_for: str = ""
     runs_since: float = math.inf  # an attempt that began earlier does not run; since the epoch
+
+    @property
+    def may_have_job(self) -> bool:
+        """Whether a job may still have the trial; one that was cancelled may not have ended."""
+        return self.job is not None or self.may_go_on
 
 
 def _job_owners(
@@ -188,8 +187,8 @@ def _job_owners(
     live = queues.live_jobs(submission, queue or ())
     for submitted in submission.jobs():
         job = live.get(submitted.trial_ids[0]) if submitted.trial_ids else None
-        may_have_job = job is not None or queue is None
-        may_go_on = may_have_job and not submission.is_cancelled
+        is_possible = job is not None or queue is None
+        may_go_on = is_possible and not submission.is_cancelled
         is_started, waiting_for = may_go_on, "Slurm does not say whether its job still exists"
         if job is not None:
             is_started, waiting_for = job.is_running, job.reason
@@ -199,7 +198,6 @@ def _job_owners(
             submission=submission,
             log=submissions.folder_of(sweep_folder, submission.id) / submitted.log,
             job=job,
-            may_have_job=may_have_job,
             may_go_on=may_go_on,
             waiting_for=waiting_for,
             runs_since=0.0 if is_started else math.inf,

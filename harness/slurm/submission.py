@@ -24,14 +24,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harness.core.errors import BadInput
+from harness.core.files import FILE_MODE, make_private_folder
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
-from harness.core.private import FILE_MODE, make_private_folder, user_name
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
 
-SCHEMA = 5  # of submission.json
+SCHEMA = 6  # of submission.json
 SUBMISSION_FORMAT = FileFormat(
     name="submission",
     schema=SCHEMA,
@@ -70,7 +70,7 @@ class Submission:
     id: str = field(default_factory=lambda: time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
     # Seconds since the epoch: attempts that began earlier were made by others.
     created_at: float = field(default_factory=time.time)
-    user: str = field(default_factory=lambda: user_name(os.getuid()))  # who ran it
+    user_id: int = field(default_factory=os.getuid)  # of who ran it
     profile: Profile
     sweep: Sweep
     arrays: Sequence[JobArray]
@@ -132,8 +132,7 @@ def read_all(sweep_folder: SweepFolder) -> list[Submission]:
         try:
             (folder / SUBMISSION).stat()
         except PermissionError:
-            owner = user_name(folder.stat().st_uid)
-            raise BadInput(f"{folder}: only {owner}, who submitted it, may read it") from None
+            raise BadInput(f"{folder}: only the user who submitted it may read it") from None
         except OSError:  # it was not written
             continue
         submissions.append(read(folder))

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.errors import BadInput, HarnessError, one_line
+from harness.core.files import make_private_folder, private_umask
 from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
-from harness.core.private import make_private_folder, private_umask
 from harness.core.slurm_environment import ignored_variables, submission_environment
 from harness.core.text import listed
 from harness.launch import controller

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import UNRECORDED, CellResult
-from harness.analysis.rows import trial_row
+from harness.analysis.result import UNRECORDED, CellResult, trial_row
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, distinct_names, final_name, metric_name
 from harness.records.record import Record, Status
@@ -210,11 +209,11 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     throughput = cell_result.throughput
     if throughput is not None:
         metrics[RATES[cell_result.throughput_unit]] = throughput.mean
-    row = result.throughput_row(cell_result.cell)
-    if row is not None:
-        metrics["speedup"] = row.verdict.effect
-        if row.verdict.interval is not None:
-            metrics["speedup_low"], metrics["speedup_high"] = row.verdict.interval
+    verdict = result.speed(cell_result.cell)
+    if verdict is not None:
+        metrics["speedup"] = verdict.effect
+        if verdict.interval is not None:
+            metrics["speedup_low"], metrics["speedup_high"] = verdict.interval
     if cell_result.metric is not None and cell_result.target is not None:
         metrics[final_name(cell_result.target.name)] = cell_result.metric.mean
     if throughput is not None and throughput.bounds is not None:
@@ -230,11 +229,13 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
     """
     if result.is_reference(cell):
         return {"harness.verdict": "first"}
-    tags = {}
-    for row in result.rows(cell):
-        tag = "harness.verdict" if row.is_throughput else f"harness.verdict_{row.metric.name}"
-        tags[tag] = row.verdict.label
-        tags["harness.reference"] = row.a.cell.label
+    match = result.match_of(cell)
+    if match is None:
+        return {}
+    tags = {"harness.reference": match.a.cell.label}
+    for verdict in match.verdicts:
+        tag = f"harness.verdict_{verdict.metric.name}"
+        tags["harness.verdict" if verdict is match.speed else tag] = verdict.label
     return tags
 
 

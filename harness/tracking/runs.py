@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.logs import open_log, read_tail
+from harness.core.files import open_log, read_tail
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.export.record import TrialExport, read_export
 from harness.records.files import read_record

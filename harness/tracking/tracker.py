@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from harness.analysis.parity import read_known_parity
 from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
-from harness.core.locks import lock_file
+from harness.core.files import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.store import read_recorded_sweep, read_spec
 from harness.sweep.sweep import Sweep

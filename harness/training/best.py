@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from harness.core.errors import BadCheckpoint, BadFile, one_line
+from harness.core.files import writing
 from harness.core.paths import fsync_folder, write_atomically
-from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
 from harness.training.build import TrialParts

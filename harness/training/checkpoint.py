@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.errors import BadInput, NotApplied, StorageError, one_line
+from harness.core.files import writing
 from harness.core.paths import fsync_folder, write_atomically
-from harness.core.storage import writing
 from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
 from harness.records.seal import sealed_text

@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from harness.core.errors import NotApplied, one_line
+from harness.core.files import make_private_folder
 from harness.core.packages import installed_version
 from harness.core.paths import cache_folder
-from harness.core.private import make_private_folder
 from harness.records.environment import cpu_info
 from harness.records.record import Compiled
 from harness.sweep.axes import Axes

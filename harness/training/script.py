@@ -38,7 +38,7 @@ from torch.optim.optimizer import (
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.core.paths import TrialFolder
 from harness.core.processes import end_process
-from harness.core.reporting import listening
+from harness.core.progress import listening
 from harness.measure.clock import Phase, SegmentTimes, step_clock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for

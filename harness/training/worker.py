@@ -25,7 +25,7 @@ if __name__ == "__main__":
     before_torch()
 
 
-from harness.core import storage
+from harness.core import files
 from harness.core.errors import (
     HarnessError,
     Interrupted,
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StorageError as error:
         with suppress(OSError):  # of a log on the same disk
             print(error, flush=True)
-        return storage.EXIT_CODE
+        return files.EXIT_CODE
     return exit_code
 
 
@@ -195,7 +195,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
         name = error.filename2 or error.filename
         is_path = isinstance(name, str | bytes | os.PathLike)
         path = Path(os.fsdecode(name)) if is_path else folder.rank_log(ranks.rank)
-        error = storage.storage_error(error, path) or error
+        error = files.storage_error(error, path) or error
     kind, message = type(error).__name__, str(error)
     for known, pattern in COLLECTIVE_ERRORS.items():
         if re.search(pattern, message):

@@ -7,10 +7,12 @@ mean. In all of it A is the reference and B what is judged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from harness.analysis.baseline import Saved
-from harness.analysis.compare import CellComparison, Match, MetricRow, setting_differences
+from harness.analysis.compare import CellComparison, Match, setting_differences
+from harness.analysis.questions import same_bits
+from harness.analysis.result import CellResult
 from harness.statistics.attribution import Attribution
 from harness.statistics.estimate import FEWEST_SESSIONS, POWER
 from harness.statistics.verdict import ALPHA, MetricVerdict
@@ -34,11 +36,11 @@ def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[s
     for match in comparison.matches:
         label: str | None = _match_label(match)
         side = match.b_side if len(b_names) > 1 else None
-        for row in match.rows:
-            table.add_row(label, side, *_row(row))
+        for verdict in match.verdicts:
+            table.add_row(label, side, *_row(verdict))
             label = side = ""  # only in the first row of a match
         # Nothing about it is uncertain, so that it has no verdict.
-        bits = f"{match.same_bits} of {match.pairs}" if match.pairs else None
+        bits = f"{same_bits(match.pairs)} of {len(match.pairs)}" if match.pairs else None
         table.add_row("", side, "same bits", "", "", bits, "", "", "")
     sides: list[str | Styled] = [
         Styled("A ", "strong"),
@@ -76,18 +78,18 @@ def _match_label(match: Match) -> str:
     return f"{label} against {' '.join(settings)}"
 
 
-def _row(row: MetricRow) -> list[Value]:
+def _row(verdict: MetricVerdict) -> list[Value]:
     """Return the values of a row on one metric."""
-    kind: Kind = "rate" if row.metric.relative else "metric"
-    estimate = row.verdict.estimate
+    kind: Kind = "rate" if verdict.metric.relative else "metric"
+    estimate = verdict.estimate
     return [
-        row.metric.name,
-        write(row.verdict.mean_a, kind),
-        write(row.verdict.mean_b, kind),
-        effect_of(row.verdict),
+        verdict.metric.name,
+        write(verdict.mean_a, kind),
+        write(verdict.mean_b, kind),
+        effect_of(verdict),
         f"{estimate.count}{UNITS[estimate.unit]}",
-        verdict_badge(row),
-        detectable_effect(row.verdict),
+        verdict_badge(verdict),
+        detectable_effect(verdict),
     ]
 
 
@@ -105,7 +107,7 @@ def _legend(comparison: CellComparison) -> str:
     """Return what counts as a change; verdicts depend on options that are not in the table."""
     rules = comparison.rules
     return (
-        f"a change: significant at {rules.alpha:.0%} over all rows (Holm), and of at least"
+        f"a change: significant at {ALPHA:.0%} over all rows (Holm), and of at least"
         f" {rules.min_effect:.1%} of throughput or {rules.accuracy_margin:g} of the target metric; the"
         " same: shown to be less; intervals are those of the tests; detectable: detected"
         f" {POWER:.0%} of the time; speeds are geometric means"
@@ -118,9 +120,10 @@ def _conclusion(comparison: CellComparison) -> str:
     Cells that are worse are named; where none is, it says what would settle what is open.
     """
     worse = []
-    for row in comparison.rows:
-        if row.verdict.outcome == "worse":
-            worse.append(f"{row.b.cell.label}: {row.verdict.label}")
+    for match in comparison.matches:
+        for verdict in match.verdicts:
+            if verdict.outcome == "worse":
+                worse.append(f"{match.b.cell.label}: {verdict.label}")
     if worse:
         return "; ".join(worse)
     if comparison.exit_code:
@@ -132,19 +135,18 @@ def comparison_rows(comparison: CellComparison) -> list[dict[str, Any]]:
     """Return each metric of each match: the means, the effect with its interval, and the verdict."""
     rows = []
     for match in comparison.matches:
-        for row in match.rows:
-            verdict = row.verdict
+        for verdict in match.verdicts:
             low, high = verdict.interval or (None, None)
             rows.append(
                 {
                     "cell": match.b.cell.label,
                     "reference": match.a.cell.label,
                     "b_side": match.b_side,
-                    "metric": row.metric.name,
-                    "higher_is_better": row.metric.higher_is_better,
-                    "relative": row.metric.relative,
-                    "a": row.verdict.mean_a,
-                    "b": row.verdict.mean_b,
+                    "metric": verdict.metric.name,
+                    "higher_is_better": verdict.metric.higher_is_better,
+                    "relative": verdict.metric.relative,
+                    "a": verdict.mean_a,
+                    "b": verdict.mean_b,
                     "value": verdict.effect,
                     "low": low,
                     "high": high,
@@ -156,21 +158,20 @@ def comparison_rows(comparison: CellComparison) -> list[dict[str, Any]]:
                     "p_change": verdict.p_change,
                     "p_same": verdict.p_same,
                     "min_detectable_effect": verdict.min_detectable_effect,
-                    "same_bits": match.same_bits,
-                    "pairs": match.pairs,
+                    "same_bits": same_bits(match.pairs),
+                    "pairs": len(match.pairs),
                 }
             )
     return rows
 
 
-def saved_view(saved: Sequence[Saved]) -> View:
+def saved_view(saved: Mapping[Path, CellResult]) -> View:
     """Return a line for each baseline that was written."""
     lines: list[Value] = []
-    for baseline in saved:
-        action = "replaced" if baseline.replaced else "saved"
-        count = len(baseline.result.sessions)
+    for path, result in saved.items():
+        count = len(result.sessions)
         needed = f"{count} of {FEWEST_SESSIONS} sessions that a verdict on speed takes"
-        lines.append(f"{action} {baseline.path}  {baseline.result.cell.label}, {needed}")
+        lines.append(f"saved {path}  {result.cell.label}, {needed}")
     return View(lines=lines)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis.cells import group_by_cell
-from harness.analysis.compare import NOT_INTERLEAVED
+from harness.analysis.compare import NOT_INTERLEAVED, is_throughput
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted, listed
@@ -46,12 +46,11 @@ def _fastest_sentence(result: SweepResult, workload: str, names: Mapping[str, st
         subject = name if name.startswith(f"{workload} ") else f"{workload}: {name}"
         return f"{subject} reaches {speed}; no other cell was measured."
     sentence = f"{workload}: fastest is {name} with {speed}"
-    row = result.throughput_row(fastest.cell)
-    if row is not None:
-        sentence += f", {effect_of(row.verdict)} {names[row.a.cell.id]}"
-    metric_row = result.metric_row(fastest.cell)
-    if metric_row is not None:  # speed at the cost of accuracy is no win
-        sentence += f", {metric_row.metric.name} {metric_row.verdict.outcome}"
+    match = result.match_of(fastest.cell)
+    if match is not None and match.speed is not None:
+        sentence += f", {effect_of(match.speed)} {names[match.a.cell.id]}"
+    if match is not None and match.accuracy is not None:  # speed at the cost of accuracy is no win
+        sentence += f", {match.accuracy.metric.name} {match.accuracy.outcome}"
     if result.is_winner_certain(workload):
         return f"{sentence}; certain at {1 - ALPHA:.0%}."
     if result.has_single_trials(workload):
@@ -123,9 +122,8 @@ def _mixture_remarks(cells: Sequence[CellResult]) -> Iterator[str]:
 
 def _pairing_remarks(result: SweepResult) -> Iterator[str]:
     """Say which throughputs are compared without pairs, or next to other trials than their reference."""
-    if result.comparison is None:
-        return
-    estimates = [row.verdict.estimate for row in result.comparison.rows if row.is_throughput]
+    speeds = filter(is_throughput, result.comparison.verdicts)
+    estimates = [verdict.estimate for verdict in speeds]
     if any(estimate.standard_error and not estimate.paired for estimate in estimates):
         yield f"unpaired: {NOT_INTERLEAVED}"
     unlike = sum(match.has_other_lanes for match in result.comparison.matches)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from harness.core.text import counted
-from harness.housekeeping.sweeps import Removal, StoredSweep
+from harness.housekeeping import Removal, StoredSweep
 from harness.view.value import Kind, byte_size, duration
 from harness.view.view import Table, View
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.analysis.compare import MetricRow
 from harness.analysis.parity import SweepParity, read_known_parity
 from harness.analysis.result import CellResult
-from harness.analysis.scaling import scaling_shares
-from harness.analysis.sweep_result import SweepResult
+from harness.analysis.sweep_result import SweepResult, scaling_shares
 from harness.core.paths import Results, tracking_flag
 from harness.records.record import Record
 from harness.statistics.attribution import Attribution
+from harness.statistics.verdict import MetricVerdict
 from harness.sweep.cell import ThroughputUnit
 from harness.sweep.sweep import Sweep
 from harness.view.findings import conclusions, remarks
@@ -74,7 +73,7 @@ def sweep_view(
     heading += [""] * bool(heading)
     found = [remark for remark in found if remark.look != "worse"]
     lines: list[Value] = list(found if wide else found[:MOST_REMARKS])
-    if result.comparison is not None:
+    if result.comparison.matches:
         lines.insert(0, Styled(LEGEND, "quiet"))
     parity = read_known_parity(results.sweep_folder(sweep.name), result.cells)
     tables = [cells_table(result, label, parity, wide=wide) for label in result.workloads]
@@ -142,17 +141,17 @@ def cells_table(
 
 def _speed(result: SweepResult, cell: CellResult) -> tuple[Value, Value]:
     """Return a cell's speed against the first cell of its workload, and the verdict."""
-    row = result.throughput_row(cell.cell)
-    if row is not None:
-        return effect_of(row.verdict), verdict_badge(row)
+    verdict = result.speed(cell.cell)
+    if verdict is not None:
+        return effect_of(verdict), verdict_badge(verdict)
     if result.is_reference(cell.cell):
         return "1×", styled("first")
     return None, None
 
 
-def verdict_badge(row: MetricRow) -> Styled:
-    """Return the verdict of a row with its look."""
-    return Styled(row.verdict.label, LOOKS[row.verdict.outcome])
+def verdict_badge(verdict: MetricVerdict) -> Styled:
+    """Return a verdict with its look."""
+    return Styled(verdict.label, LOOKS[verdict.outcome])
 
 
 def _metric(result: SweepResult, cell: CellResult) -> Value:
@@ -160,9 +159,9 @@ def _metric(result: SweepResult, cell: CellResult) -> Value:
     if cell.metric is None:
         return None
     pieces: list[str | Styled] = [write(cell.metric, "metric")]
-    row = result.metric_row(cell.cell)
-    if row is not None and row.verdict.outcome in ("better", "worse"):
-        pieces += [" ", styled(row.verdict.outcome)]
+    verdict = result.accuracy(cell.cell)
+    if verdict is not None and verdict.outcome in ("better", "worse"):
+        pieces += [" ", styled(verdict.outcome)]
     return pieces
 
 

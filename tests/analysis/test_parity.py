@@ -12,14 +12,13 @@ from harness.analysis.parity import (
     CellParity,
     read_parity,
     with_seeds,
-    worst_by_step,
     write_parity,
 )
-from harness.analysis.rungs import Rung, parse_rung
-from harness.core.errors import BadFile, BadInput
+from harness.analysis.rungs import Rung
+from harness.core.errors import BadFile
 from harness.core.paths import SweepFolder
 from harness.records.seal import sealed_text
-from tests.support.parity import DISTANCE, OTHER, REFERENCE, make_parity
+from tests.support.parity import OTHER, REFERENCE, make_parity
 from tests.support.results import make_result
 
 
@@ -92,12 +91,6 @@ def test_without_fp64_that_rung_can_not_be_told() -> None:
     assert (parity.exit_code("equivalent"), parity.exit_code("rounding")) == (0, 3)
 
 
-def test_worst_by_step() -> None:
-    worse = replace(DISTANCE, error=1e-3, name="bias")
-    equal = replace(DISTANCE, step=1, differing=0)
-    assert worst_by_step([equal, DISTANCE, worse]) == [worse]
-
-
 def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     assert read_parity(folder) is None
@@ -115,9 +108,3 @@ def test_the_file_gives_back_what_was_written_and_refuses_a_change(tmp_path: Pat
     folder.parity_path.write_text(sealed_text({"schema": 9}))
     with pytest.raises(BadFile, match="another version"):
         read_parity(folder)
-
-
-def test_a_word_that_is_no_rung() -> None:
-    assert parse_rung("--at-least", "rounding") == "rounding"
-    with pytest.raises(BadInput, match="--at-least: found 'bitwize'; did you mean"):
-        parse_rung("--at-least", "bitwize")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import baseline
-from harness.analysis.rows import trial_row
+from harness.analysis.result import trial_row
 from harness.api.comparing import compare
 from harness.api.data import load as load_results
 from harness.cli.pytest_cells import extra_info
@@ -80,7 +80,7 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
         assert row.metric == record.summary.final_metric
         for name, value in row.numbers.items():
             assert (frame.loc[row.trial, name], of_mlflow[name]) == (value, value)
-    saved = baseline.save(results, data.side.cells)
+    saved = list(baseline.save(results, data.side.cells))
     compared = compare("baseline", data, results=results.path)
     shown = harness("show", "demo", "--results", str(results.path), "--wide").out
     page = results.path / "report.html"
@@ -88,7 +88,7 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
     report = page.read_text(encoding="utf-8")
     for position, cell in enumerate(data.result.cells):
         records = data.result.done_records(cell.cell)
-        again = baseline.read(saved[position].path)
+        again = baseline.read(saved[position])
         assert again.trials == cell.trials
         assert (again.throughput, again.metric) == (cell.throughput, cell.metric)
         assert cell.throughput is not None
@@ -103,9 +103,9 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
         assert of_cell["step_time_p50_ms"] == rounded["step_time_p50_ms"]
         assert of_cell[RATE] == float(f"{cell.throughput.mean:.6g}")
         assert of_cell["final_accuracy"] == float(f"{cell.metric.mean:.6g}")
-        speed, accuracy = compared.rows[2 * position : 2 * position + 2]
-        assert speed.verdict.mean_b == pytest.approx(cell.throughput.mean, rel=1e-12)
-        assert accuracy.verdict.mean_b == pytest.approx(cell.metric.mean, rel=1e-12)
+        speed, accuracy = compared.verdicts[2 * position : 2 * position + 2]
+        assert speed.mean_b == pytest.approx(cell.throughput.mean, rel=1e-12)
+        assert accuracy.mean_b == pytest.approx(cell.metric.mean, rel=1e-12)
         texts = [f"{cell.throughput.mean:,.0f}", f"{cell.metric.mean:.4f}"]
         texts.append(f"{cell.numbers['step_time_p50_ms']:.2f}")
         for text in texts:

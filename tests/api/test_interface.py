@@ -16,7 +16,7 @@ import pytest
 
 import harness
 from harness.analysis import baseline
-from harness.analysis.rows import COURSE, IDENTITY, ORIGIN
+from harness.analysis.result import COURSE, IDENTITY, ORIGIN
 from harness.api import running
 from harness.api.data import SweepData
 from harness.core.paths import Results
@@ -118,7 +118,7 @@ def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: P
 def test_a_baseline_is_that_of_a_loaded_sweep(demo: Sweep) -> None:
     baseline.save(Results(Path("results")), harness.load("demo").side.cells)
     by_name = harness.compare("baseline", "demo")
-    assert len(by_name.rows) == 4
+    assert len(by_name.verdicts) == 4
     loaded = harness.compare("baseline", harness.load("demo"))
     pd.testing.assert_frame_equal(loaded.table, by_name.table)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.packages import installed_packages, pins
+from harness.core.packages import installed_packages
 
 
 def install(folder: Path, name: str, metadata: str | None) -> None:
@@ -38,7 +38,3 @@ def test_of_two_with_the_same_name_the_imported_one_counts(
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "torch-0.1", "Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
     assert installed_packages()["torch"] == "0.1"
-
-
-def test_pins_are_sorted() -> None:
-    assert pins({"torch": "2.13.0", "Jinja2": "3.1"}) == "Jinja2==3.1\ntorch==2.13.0\n"

@@ -10,31 +10,12 @@ import pytest
 
 from harness.cli import main as cli
 from harness.cli.completion import complete_recorded_sweeps
-from harness.core.errors import StorageError
 from harness.core.paths import (
     Results,
     remove_temporary_files,
     results_folder,
-    write_atomically,
 )
 from tests.support.commands import harness
-
-
-def full_disk(handle: int) -> None:
-    """Stand in for os.fsync on a full disk."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_an_error_of_the_disk_names_the_file_and_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "record.json"
-    write_atomically(path, "old")
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(StorageError, match=f"{path}: No space left on device; free: "):
-        write_atomically(path, "new")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
-    assert path.read_text(encoding="utf-8") == "old"
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

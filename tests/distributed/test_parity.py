@@ -38,7 +38,7 @@ def test_two_ranks_compute_what_one_does_but_for_the_order_of_sums(
     assert cell["rung"] == "rounding"
     assert cell["first_difference"]["phase"] == "all-reduce"
     assert cell["differing"] == ["strategy", "world_size"]
-    assert [distance["step"] for distance in cell["trajectory"]][-1] == 12
+    assert cell["worst"]["step"] <= 12
     parity = read_parity(results.sweep_folder("line"))
     assert parity is not None
     assert (parity.references[0].control, parity.references[0].fp64_problem) == (None, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.evidence import RerunDifference
+from harness.analysis.rungs import RerunDifference
 from harness.records.code import Code, Repository
 from harness.records.differences import Difference, differences
 from harness.records.environment import Environment, Gpu, Hardware, Software, TorchSettings

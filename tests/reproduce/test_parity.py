@@ -117,7 +117,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CellParity]:
 
 def test_loader_workers_change_no_bit(parity: dict[str, CellParity]) -> None:
     cell = parity["workers"]
-    assert (cell.tensor_rung, cell.first_difference, cell.trajectory) == ("bitwise", None, [])
+    assert (cell.tensor_rung, cell.first_difference, cell.worst) == ("bitwise", None, None)
     assert cell.compared > 50
 
 

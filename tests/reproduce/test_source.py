@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import BadInput
-from harness.core.git import run_git
 from harness.core.paths import SweepFolder
+from harness.core.worktree import run_git
 from harness.records.code import Repository as RecordedRepository
 from harness.records.code import describe_repository, encode_diff
 from harness.reproduce.source import (

@@ -32,7 +32,7 @@ def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any
         compared=40,
         first_difference=FirstDifference(step=1, phase="all-reduce", ranks=[0]),
         differing=["strategy"],
-        trajectory=[DISTANCE],
+        worst=DISTANCE,
     )
     held_against = Reference(cell=reference, control=None, steps=[1, 3], fp64_problem=None)
     return SweepParity(

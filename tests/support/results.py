@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.result import CellResult
-from harness.analysis.rows import MetricPoint, TrialRow
+from harness.analysis.result import CellResult, MetricPoint, TrialRow
 from harness.records.numbers import RATES, final_name
 from harness.records.record import TargetMetric
 from harness.sweep.cell import Cell

@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from harness.core.locks import lock_file
+from harness.core.files import lock_file
 from harness.core.paths import Results, SweepFolder
 from harness.records.record import Record
 from harness.tracking import Delivery, Tracker

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core import storage
+from harness.core import files
 from harness.core.errors import BadFile, Interrupted
 from harness.core.paths import TrialFolder
 from harness.launch.assemble import assemble
@@ -543,7 +543,7 @@ def test_a_rank_that_fails_is_named_before_those_that_lose_it(assemble_record: A
 def test_a_rank_that_cannot_write_its_result_is_named_with_what_is_free(
     assemble_record: Assemble,
 ) -> None:
-    record = assemble_record({0: CONNECTION_LOST}, {0: 1, 1: storage.EXIT_CODE})
+    record = assemble_record({0: CONNECTION_LOST}, {0: 1, 1: files.EXIT_CODE})
     assert record.failure is not None
     assert (record.failure.kind, record.failure.rank) == ("StorageError", 1)
     assert re.search(r"/rank1.json: could not be written; free: .* MiB$", record.failure.message)

@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 from statistics import fmean, stdev
 
-from harness.analysis.scaling import scaling_shares
-from harness.analysis.sweep_result import SweepResult
+from harness.analysis.sweep_result import SweepResult, scaling_shares
 from harness.records.record import Record
 from harness.sweep.sweep import Sweep
 from harness.view.sweep import cells_table

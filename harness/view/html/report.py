@@ -20,7 +20,7 @@ from markupsafe import Markup
 from harness.analysis.cells import naming_axes, shown_seeds
 from harness.analysis.parity import read_known_parity
 from harness.analysis.result import UNRECORDED
-from harness.analysis.sweep_result import SweepResult
+from harness.analysis.sweep_result import SweepResult, attributions
 from harness.core.errors import BadInput
 from harness.core.paths import Results, write_atomically
 from harness.core.text import counted
@@ -64,7 +64,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         curves.append(plots.plot(label, "training loss", done, plots.losses))
         curves.append(plots.plot(label, target, done, plots.metrics))
     effects = []
-    for label, attribution in result.attributions.items():
+    for label, attribution in attributions(result.side).items():
         # The effect of a single axis is what the verdicts on its cells say.
         if len(naming_axes([cell.cell for cell in result.workloads[label]])) > 1:
             effects.append(effects_table(label, attribution))

@@ -18,7 +18,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
-from harness.core.git import run_git
+from harness.core.worktree import run_git
 from harness.measure.host import core_seconds
 from harness.records.environment import describe_hardware, describe_packages
 from tests.support.tree import TOP

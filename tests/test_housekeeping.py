@@ -1,26 +1,34 @@
-"""Recorded sweeps are listed and pruned."""
+"""Recorded sweeps are listed, checked and pruned."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from harness.core.errors import BadInput
-from harness.core.paths import Results
-from harness.housekeeping import sweeps
+from harness import housekeeping
+from harness.analysis.parity import write_parity
+from harness.core.paths import Results, SweepFolder, write_atomically
+from harness.export.record import ExportedModel, ExportParity, TrialExport
+from harness.hardware import machine
 from harness.records.record import Record
+from harness.records.seal import sealed_text
 from harness.records.store import lock, read_spec_content, write_spec
 from harness.sweep.sweep import Sweep
-from tests.factories import make_cell, make_record, write_trial
+from harness.training.best import write_best
+from tests.factories import make_cell, make_machine, make_record, write_sweep, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command
+from tests.support.parity import make_parity
 from tests.support.sweeps import load
 
 
@@ -42,15 +50,6 @@ def record_sweep(
         write_trial(results.sweep_folder(name), change(record) if change else record)
     write_spec(sweep, results.sweep_folder(name))
     return sweep
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return the files below a folder with their content, without the lock and the key."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name not in ("lock",):
-            files[str(path.relative_to(folder))] = path.read_bytes()
-    return files
 
 
 def refused(*arguments: str) -> str:
@@ -111,17 +110,6 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     assert not folder.path.exists()
 
 
-def test_what_changes_after_it_was_listed_is_not_removed(results: Results) -> None:
-    """As the trials that a run ends while somebody is asked whether to remove."""
-    record_sweep(results, "nightly")
-    folder = results.sweep_folder("nightly")
-    listed = sweeps.removals(results, "nightly", whole=True)
-    write_trial(folder, make_record(seed=5, sweep="nightly"))
-    with pytest.raises(BadInput, match="has changed since it was listed; nothing is removed"):
-        sweeps.remove(folder, listed)
-    assert len(folder.record_paths()) == 2
-
-
 def test_a_sweep_that_a_link_leads_to_is_removed_with_the_link(
     results: Results, tmp_path: Path
 ) -> None:
@@ -161,15 +149,97 @@ def test_what_a_removal_that_was_cut_off_has_left_goes_with_the_next(results: Re
     assert list(results.runs.iterdir()) == []
 
 
-def on_a_full_disk(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Return how `harness results` ends where files can't grow: as on a disk that is full."""
-    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash"]
-    program = [sys.executable, "-m", "harness.cli", "results", *arguments]
-    return subprocess.run(
-        [*limited, *program],
-        # Python 3.11 would keep the half of a compiled module that it could write.
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    """A sweep of two trials."""
+    folder = Results(tmp_path).sweep_folder("demo")
+    write_sweep(folder, [make_record(seed=seed) for seed in range(2)])
+    return folder
+
+
+def problems(folder: SweepFolder) -> list[str]:
+    results = Results(folder.path.parent.parent)
+    parts = [
+        housekeeping.verify_sweep(results, "demo"),
+        housekeeping.verify_machines(results),
+    ]
+    return list(filter(None, chain.from_iterable(parts)))
+
+
+def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder) -> None:
+    (path,) = folder.record_paths()[0].parent.glob("record-*.npz")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    assert [str(path) in problem for problem in problems(folder)] == [True]
+    path.unlink()
+    assert [str(path) in problem for problem in problems(folder)] == [True]
+
+
+def test_sweep_that_was_changed_is_named(folder: SweepFolder) -> None:
+    content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
+    folder.spec_path.write_text(json.dumps(content | {"repeats": 9}), encoding="utf-8")
+    assert [str(folder.spec_path) in problem for problem in problems(folder)] == [True]
+
+
+def write_files_beside(folder: SweepFolder) -> None:
+    """Leave what commands leave beside records: a checkpoint, exports, and so on."""
+    results = Results(folder.path.parent.parent)
+    record = make_record(seed=0)
+    trial_folder = folder.trial_folder(record.trial.id)
+    weights = {"weight": torch.zeros(1, 1)}
+    write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, {})
+    write_atomically(trial_folder.export_path, sealed_text(asdict(make_export(record))))
+    pins = "torch==2.13.0\n"
+    path = folder.packages_path(hashlib.sha256(pins.encode()).hexdigest())
+    path.parent.mkdir()
+    path.write_text(pins, encoding="utf-8")
+    write_parity(folder, make_parity())
+    machine.write(results.peaks, make_machine())
+
+
+def make_export(record: Record) -> TrialExport:
+    """Return what is recorded of a model that was exported to ONNX."""
+    assert record.rank0 is not None
+    parity = ExportParity(
+        samples=60,
+        metrics={"accuracy": 0.9},
+        exported_metrics={"accuracy": 0.9},
+        largest_difference=1e-6,
+        tolerance=1e-5,
     )
+    model = ExportedModel(
+        format="onnx", bytes=1, inputs=[], parity=parity, threads=1, processor="", packages={}
+    )
+    return TrialExport(
+        trial=record.trial.id,
+        at=1.0,
+        step=12,
+        weights="",
+        target="accuracy",
+        models=[model],
+    )
+
+
+BESIDE = (
+    ("runs/demo/*-s0-r0/best/seal.json", "12", "13"),
+    ("runs/demo/*-s0-r0/best/model.safetensors", "weight", "height"),
+    ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
+    ("runs/demo/environments/*.txt", "2.13", "2.14"),
+    ("runs/demo/parity.json", "demo", "Demo"),
+    ("peaks/*.json", "Test", "Fast"),
+)
+
+
+@pytest.mark.parametrize(("pattern", "before", "after"), BESIDE)
+def test_file_beside_a_record_that_was_edited_is_named(
+    folder: SweepFolder, pattern: str, before: str, after: str
+) -> None:
+    write_files_beside(folder)
+    assert problems(folder) == []
+    (path,) = folder.path.parent.parent.glob(pattern)
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    (problem,) = problems(folder)
+    assert str(path.parent) in problem
+    assert "\n" not in problem

@@ -1,18 +1,26 @@
-"""Lists, renames and removes recorded sweeps."""
+"""Lists, checks and removes recorded sweeps."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.analysis import baseline
+from harness.analysis.parity import read_parity
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, TrialFolder
+from harness.export.record import read_export
+from harness.gate import certify
+from harness.hardware import machine
+from harness.records.files import read_record
 from harness.records.store import (
     is_locked,
     lock,
@@ -24,6 +32,7 @@ from harness.records.store import (
     replace_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
+from harness.training.best import read_best
 
 REMOVED = ".removed-"  # how folders begin to which sweeps are moved before their files go
 
@@ -59,12 +68,11 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
         content: dict[str, Any] = {}
         with suppress(BadInput):
             content = read_spec_content(path)
-        planned = content.get("trials")
         stored = StoredSweep(
             name=content.get("name", path.parent.name),
             folder=str(folder.path),
             trials=len(records),
-            planned=len(planned) if isinstance(planned, list) else None,
+            planned=len(content["trials"]) if content else None,
             bytes=size_of(folder.path),
             changed=max(record.stat().st_mtime for record in (path, *records)),
             is_running=is_locked(folder),
@@ -74,31 +82,13 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of a file, or of all files below a folder; those that vanish do not count.
-
-    Nor does the lock, which changes with the process that holds it.
-    """
-    total = folder.stat().st_size if folder.is_file() else 0
+    """Return the bytes of all files below a folder; those that vanish meanwhile do not count."""
+    total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            if name == SweepFolder(Path()).lock_path.name:
-                continue
             with suppress(OSError):
                 total += (Path(parent) / name).lstat().st_size
     return total
-
-
-@contextmanager
-def held(folder: SweepFolder) -> Iterator[None]:
-    """Hold a sweep for this process; raises BadInput if a process or a job is working on it."""
-    with lock(folder):
-        refuse_live_jobs(folder)
-        yield
-
-
-def whole_sweep(folder: SweepFolder) -> Removal:
-    """Return the removal of a sweep's folder."""
-    return Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))
 
 
 def removals(
@@ -111,20 +101,17 @@ def removals(
     """
     folder = recorded_folder(results, name)
     if whole:
-        return [whole_sweep(folder)]
+        return [Removal(path=folder.path, reason="the whole sweep", bytes=size_of(folder.path))]
     recorded = read_recorded_sweep(results, name)
-    recorded_ids = folder.recorded_ids()
-    known_ids = {trial.id for trial in recorded_trials(recorded_ids, recorded.sweep.cells)}
-    reasons: dict[str, str] = {}
-    for trial_id in recorded_ids:
-        if trial_id not in known_ids:
-            reasons[trial_id] = "of no cell of the sweep"
+    reasons = dict.fromkeys(folder.recorded_ids(), "of no cell of the sweep")
+    for trial in recorded_trials(list(reasons), recorded.sweep.cells):
+        del reasons[trial.id]
     for record in recorded.records:
         if record.status in statuses:
             reasons[record.trial.id] = record.status
     listed = []
     for trial_id, reason in reasons.items():
-        path = folder.trial_folder(trial_id).path
+        path = folder.path / trial_id
         listed.append(Removal(path=path, reason=reason, bytes=size_of(path)))
     return listed
 
@@ -134,19 +121,13 @@ def remove(folder: SweepFolder, listed: Sequence[Removal]) -> None:
 
     What makes a trial count, its record, goes first, and a sweep is moved away before its files go: a
     removal that is cut off leaves nothing that is taken for whole. A link goes with the folder that it
-    leads to. Raises BadInput if anybody works on the sweep, or has changed it since it was listed.
+    leads to. Raises BadInput if a process or a job is working on the sweep.
     """
-    with ExitStack() as after_unlocking, held(folder):
-        for removal in listed:
-            if size_of(removal.path) != removal.bytes:
-                raise BadInput(
-                    f"{removal.path}: has changed since it was listed; nothing is removed"
-                )
+    with ExitStack() as after_unlocking, lock(folder):
+        refuse_live_jobs(folder)
         for removal in listed:
             path = removal.path.resolve()
-            if path.is_file():
-                path.unlink()
-            elif removal.path == folder.path:
+            if removal.path == folder.path:
                 for leftover in path.parent.glob(f"{REMOVED}*"):  # of a removal that was cut off
                     shutil.rmtree(leftover, ignore_errors=True)
                 # NFS keeps a file that is open, here the lock, and with it the folder.
@@ -166,3 +147,56 @@ def _forget_removed_trials(folder: SweepFolder) -> None:
     replace_spec(read_spec(folder), folder)
     # The latest sweep is known by this time.
     os.utime(folder.spec_path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def verify_sweep(results: Results, name: str) -> Iterator[str | None]:
+    """Yield for each file of a sweep what is wrong with it, None if nothing is.
+
+    Commands check the seal of each file that they read. This reads all files that hold figures: records
+    with their series, and what commands leave next to them.
+    """
+    folder = results.sweep_folder(name)
+    yield _problem(read_spec_content, folder.spec_path)
+    for path in folder.record_paths():
+        yield _problem(_read_series, path)
+        trial_folder = TrialFolder.of_attempt(path.parent)
+        best = trial_folder.best_checkpoints
+        if best.exists():
+            yield _problem(partial(read_best, trial=trial_folder.path.name), best)
+        if trial_folder.export_path.exists():
+            yield _problem(read_export, trial_folder)
+    for path in sorted(folder.path.glob("environments/*")):
+        yield _problem(_check_name, path)
+    if folder.parity_path.exists():
+        yield _problem(read_parity, folder)
+
+
+def verify_machines(results: Results) -> Iterator[str | None]:
+    """Yield the same of files that sweeps share: measured peaks, certificates and baselines."""
+    for path in sorted(results.peaks.glob("*.json")):
+        yield _problem(machine.read, path)
+    for path in sorted(results.certificates.glob("*.json")):
+        yield _problem(certify.read, path)
+    for path in baseline.files(results):
+        yield _problem(baseline.read, path)
+
+
+def _problem(read: Callable[[Any], object], path: object) -> str | None:
+    """Return what is wrong with a file; `read` raises BadInput for one that is damaged."""
+    try:
+        read(path)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _read_series(path: Path) -> None:
+    """Read a record with its series, which others read only where they need them."""
+    assert read_record(path).ranks is not None
+
+
+def _check_name(path: Path) -> None:
+    """Raise BadInput for a file that has another SHA-256 than its name says."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != path.stem:
+        raise BadInput(f"{path}: was changed after it was written: its SHA-256 is {digest[:12]}…")
