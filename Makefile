@@ -3,11 +3,10 @@
 # make bench: what the harness costs and saves beside what a user would pick instead, in about half an hour; nothing
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
-# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, half as many interrupted trials, and
-# KILLS trials that are killed at random moments and saved at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a
-# real Slurm, as root, none if it is not set.
+# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and KILLS interruptions and SIGKILLs of
+# trials that save at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a real Slurm, as root, none if it is not set.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
-# minutes; nothing else should run meanwhile. Tables and plot are left in results/bench.
+# minutes; nothing else should run meanwhile. The tables are left in results/bench.
 # make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in five minutes; tables are left in
 # results/bench.
 # make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
@@ -28,7 +27,6 @@ KILLS ?= 300
 SLURM_KILLS ?= 0
 DEVICE ?= cuda
 TESTS := not nightly
-BENCH_PACKAGES := build/bench/packages
 
 .PHONY: demo test test-together test-nightly campaign mutants bench bench-scale bench-statistics bench-gate gpu setup setup-test \
 	system-packages lint clean
@@ -60,27 +58,16 @@ campaign: setup-test
 	@$(BIN)/python -m tests.programs.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
 
 mutants: setup-test
-	@echo "==> $(MUTANTS) planted defects, as many equal runs, and half as many trials that are killed"
+	@echo "==> $(MUTANTS) planted defects, as many equal runs, and $(KILLS) interruptions"
 	@rm -rf build/mutants
 	@$(BIN)/python -m tests.programs.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
-		--resumes $$(($(MUTANTS) / 2)) --kills $(KILLS) --slurm-kills $(SLURM_KILLS)
+		--kills $(KILLS) --slurm-kills $(SLURM_KILLS)
 
 bench: setup-test
-	@$(MAKE) --no-print-directory $(BENCH_PACKAGES)/.installed || \
-		echo "==> accelerate and Lightning Fabric can't be installed, so their loops are left out"
 	@$(BIN)/python -m tests.programs.perf.bench $(if $(QUICK),--quick)
-
-# In a folder of their own: transformers would load accelerate wherever it is. All else that they need is there.
-$(BENCH_PACKAGES)/.installed: constraints.txt
-	@echo "==> Installing accelerate and Lightning Fabric into $(BENCH_PACKAGES)"
-	@rm -rf $(BENCH_PACKAGES)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
-		--target $(BENCH_PACKAGES) accelerate lightning-fabric lightning-utilities
-	@touch $@
 
 bench-scale: setup-test
 	@$(BIN)/python -m tests.programs.perf.scale $(if $(QUICK),--quick)
-
 
 bench-statistics: setup-test
 	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)
@@ -92,8 +79,6 @@ bench-gate: setup-test
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
 	@$(PYTHON) -m tests.programs.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
-
-
 
 # Where the figures of the guide's page on measurement come from. Results lie in build/tables.
 .PHONY: tables

@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
 PID_FILE = "pid"  # of the process that all others of a run belong to
 END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
 REAL_FOLLOWER = Follower.__init__, Follower.__exit__
+CREATE_DATABASE = connect._create_database
 MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
@@ -47,7 +47,6 @@ LONG_FILES = (
     "tests/tracking/test_tracking",
     "tests/tracking/test_ui",
     "tests/training/test_inter",
-    "tests/training/test_turns",
     "tests/launch/test_forkserver",
 )
 
@@ -138,13 +137,6 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.freeze)
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     """Return an empty results folder."""
@@ -154,15 +146,45 @@ def results(tmp_path: Path) -> Results:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def deliveries_in_this_process() -> Iterator[None]:
-    """Deliver as a command does whose delivery process has died: at the end, and by itself.
-
-    Each delivery process takes 4 s of CPU time to load MLflow, which this process does once.
-    """
+def conditions_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set what makes tests quick, lets them run side by side, and keeps them in their folder."""
+    folder = tmp_path_factory.getbasetemp()
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.MonkeyPatch.context() as monkeypatch:
+        # Each delivery process takes 4 s of CPU time to load MLflow, which this process does once:
+        # deliver as a command does whose delivery process has died, at the end and by itself.
         monkeypatch.setattr(Follower, "__init__", prepare_delivery)
         monkeypatch.setattr(Follower, "__exit__", deliver_here)
+        monkeypatch.setattr(connect, "_create_database", copy_new_database)
+        # Matplotlib takes longer than all writes to MLflow together.
+        monkeypatch.setattr(tracker, "render", lambda results, recorded: "a report")
+        # No trial is invalid for what runs beside it, and none waits for another.
+        monkeypatch.setenv(SHARED_HOST, "1")
+        # Each forkserver that ends has to load torch again.
+        monkeypatch.setattr(forkserver, "MAX_SERVERS", 12)
+        # A gate that fails keeps its logs for its user.
+        scratch = folder / "scratch"
+        scratch.mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+        share_cache(folder.parent if WORKER in os.environ else folder, monkeypatch)
         yield
+    # A shell has set it to be ignored where tests run in the background.
+    signal.signal(signal.SIGINT, previous)
+
+
+def share_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cache tokenizers and empty databases in the tests' folder, not in the home of whoever runs them.
+
+    The processes of a run share it. Compiled code outlives the run: without it, the tests would
+    compile for minutes.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    compiled = Path(f"/tmp/harness-tests-compiled-{os.geteuid()}")
+    compiled.mkdir(mode=0o700, exist_ok=True)
+    caches = folder / "cache" / "distributed-training-harness"
+    caches.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # another process of the run was faster
+        (caches / "compile").symlink_to(compiled)
 
 
 def prepare_delivery(
@@ -182,31 +204,15 @@ def deliver_here(follower: Any, *_: object) -> None:
             follower.trouble = str(error)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_new_database() -> Iterator[None]:
+def copy_new_database(uri: str) -> None:
     """Copy an empty database wherever one is created: MLflow takes more than a second for each."""
-    create = connect._create_database
     template = run_folder() / "empty.db"
-
-    def copy(uri: str) -> None:
-        path = Path(uri.removeprefix(connect.SQLITE_PREFIX))
-        is_file = uri.startswith(connect.SQLITE_PREFIX) and "?" not in uri
-        if is_file and path.parent.is_dir() and not path.exists():
-            create(f"{connect.SQLITE_PREFIX}{template}")
-            shutil.copy(template, path)
-        create(uri)  # what has not been copied
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(connect, "_create_database", copy)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_reports_in_mlflow() -> Iterator[None]:
-    """Deliver no reports: Matplotlib takes longer than all writes together."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(tracker, "render", lambda results, recorded: "a report")
-        yield
+    path = Path(uri.removeprefix(connect.SQLITE_PREFIX))
+    is_file = uri.startswith(connect.SQLITE_PREFIX) and "?" not in uri
+    if is_file and path.parent.is_dir() and not path.exists():
+        CREATE_DATABASE(f"{connect.SQLITE_PREFIX}{template}")
+        shutil.copy(template, path)
+    CREATE_DATABASE(uri)  # what has not been copied
 
 
 @pytest.fixture
@@ -246,61 +252,6 @@ def no_module_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(folder)):
             del sys.modules[name]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_host() -> Iterator[None]:
-    """Let tests run side by side: no trial is invalid for that, and none waits for another."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv(SHARED_HOST, "1")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def room_for_forkservers() -> Iterator[None]:
-    """Let the forkservers of a process's tests stay: each that ends has to load torch again."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(forkserver, "MAX_SERVERS", 12)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interrupts_are_heard() -> Iterator[None]:
-    """Let SIGINT interrupt, which a shell has set to be ignored where tests run in the background."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cache tokenizers and empty databases in the tests' folder, not in the home of whoever runs them.
-
-    The processes of a run share it, since each has a folder of its own in that of the run. Compiled
-    code outlives the run: without it, the tests would compile for minutes.
-    """
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        compiled = Path(f"/tmp/harness-tests-compiled-{os.geteuid()}")
-        compiled.mkdir(mode=0o700, exist_ok=True)
-        caches = folder / "cache" / "distributed-training-harness"
-        caches.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # another process of the run was faster
-            (caches / "compile").symlink_to(compiled)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def scratch_folders_in_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make scratch folders in the tests' folder: a gate that fails keeps its logs for its user."""
-    folder = tmp_path_factory.getbasetemp() / "scratch"
-    folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -162,13 +162,11 @@ def _scaled(series: Numbers, factor: float) -> Numbers:
     return scaled
 
 
-def write_sweep(
-    folder: SweepFolder, found: Sequence[Record], *, planned: Sequence[Trial] = (), logs: str = ""
-) -> None:
-    """Leave in `folder` what a sweep with these records leaves; `planned` trials have not run yet."""
+def write_sweep(folder: SweepFolder, found: Sequence[Record], *, logs: str = "") -> None:
+    """Leave in `folder` what a sweep with these records leaves."""
     for record in found:
         write_trial(folder, record, logs=logs)
-    write_spec_of(folder, found[0].sweep, [record.trial for record in found] + list(planned))
+    write_spec_of(folder, found[0].sweep, [record.trial for record in found])
 
 
 def write_spec_of(folder: SweepFolder, name: str, trials: Sequence[Trial]) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.errors import BadInput
-from harness.core.worktree import Tree, checked_out, find_repository
+from harness.core.worktree import Tree, checked_out
 from harness.gate import against, bisect
 from harness.gate.against import CellOutcome, GateOptions, GateOutcome
 from harness.gate.paired import PairedResult
@@ -62,24 +61,48 @@ OTHER_BITS = paired("same", same_bits=False)
 
 
 @pytest.mark.parametrize(
-    ("found", "code"),
+    ("found", "code", "line"),
     [
-        (outcome(paired("same")), 0),
-        (outcome(paired("faster", 1.1)), 0),
-        (outcome(paired("not slower", 1.01)), 0),
-        (outcome(paired("same"), paired("slower", 0.9)), 1),
-        (outcome(paired("inconclusive"), paired("slower", 0.9)), 1),
-        (outcome(paired("same"), paired("inconclusive")), 3),
-        (outcome(paired("inconclusive"), inconclusive="fail"), 1),
-        (outcome(paired("inconclusive"), inconclusive="ignore"), 0),
-        (outcome(FAILED), 1),
-        (outcome(OTHER_BITS), 0),
-        (outcome(OTHER_BITS, compare_bits=True), 1),
-        (outcome(OTHER_BITS, compare_bits=True, is_repeatable=False), 3),
+        (outcome(paired("same")), 0, "passes: nothing is slower than main"),
+        (outcome(paired("faster", 1.1)), 0, "passes: nothing is slower than main"),
+        (outcome(paired("not slower", 1.01)), 0, "passes: nothing is slower than main"),
+        (outcome(paired("same"), paired("slower", 0.9)), 1, "fails: 1 of 2 cells failed"),
+        (
+            outcome(paired("inconclusive"), paired("slower", 0.9)),
+            1,
+            "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive",
+        ),
+        (
+            outcome(paired("same"), paired("inconclusive")),
+            3,
+            "is inconclusive: 1 of 2 cells inconclusive",
+        ),
+        (
+            outcome(paired("inconclusive"), inconclusive="fail"),
+            1,
+            "fails: 1 of 1 cell inconclusive",
+        ),
+        (
+            outcome(paired("inconclusive"), inconclusive="ignore"),
+            0,
+            "passes: nothing is slower than main; 1 of 1 cell inconclusive",
+        ),
+        (outcome(FAILED), 1, "fails: 1 of 1 cell failed"),
+        (outcome(OTHER_BITS), 0, "passes: nothing is slower than main"),
+        (outcome(OTHER_BITS, compare_bits=True), 1, "fails: 1 of 1 cell failed"),
+        (
+            outcome(OTHER_BITS, compare_bits=True, is_repeatable=False),
+            3,
+            "is inconclusive: 1 of 1 cell inconclusive",
+        ),
     ],
 )
-def test_exit_codes(found: GateOutcome, code: int) -> None:
+def test_the_first_line_says_what_the_exit_code_says(
+    found: GateOutcome, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert found.exit_code == code
+    show(gate_view(found, "nightly"))
+    assert capsys.readouterr().out.splitlines()[0] == f"The gate of nightly {line}"
 
 
 def noted(found: GateOutcome) -> str:
@@ -108,45 +131,12 @@ def test_each_cell_that_does_not_pass_has_a_note() -> None:
     assert "inconclusive, too few measurements" in view.progress_line(unbounded)
 
 
-@pytest.mark.parametrize(
-    ("found", "line"),
-    [
-        (outcome(paired("same"), paired("faster", 1.1)), "passes: nothing is slower than main"),
-        (outcome(paired("same"), paired("slower", 0.9)), "fails: 1 of 2 cells failed"),
-        (
-            outcome(paired("slower", 0.9), paired("inconclusive")),
-            "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive",
-        ),
-        (
-            outcome(paired("same"), paired("inconclusive")),
-            "is inconclusive: 1 of 2 cells inconclusive",
-        ),
-        (outcome(paired("inconclusive"), inconclusive="fail"), "fails: 1 of 1 cell inconclusive"),
-        (
-            outcome(paired("inconclusive"), inconclusive="ignore"),
-            "passes: nothing is slower than main; 1 of 1 cell inconclusive",
-        ),
-    ],
-)
-def test_the_first_line_says_what_the_exit_code_says(
-    found: GateOutcome, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show(gate_view(found, "nightly"))
-    assert capsys.readouterr().out.splitlines()[0] == f"The gate of nightly {line}"
-
-
 def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
     text = markdown(gate_view(outcome(paired("same"), paired("slower", 0.95)), "nightly"))
     lines = text.splitlines()
     assert lines[0] == "### The gate of nightly fails: 1 of 2 cells failed"
     assert len([line for line in lines if line.startswith("| mlp ")]) == 2
     assert lines[-1].startswith("- samples/s of main (f8fea52) and of the working tree")
-
-
-def test_what_a_rank_said_is_no_markup() -> None:
-    said = "rank 0: TypeError: __init__() takes <2> arguments | `but`"
-    text = markdown(gate_view(outcome(PairedResult(failure=said)), "nightly"))
-    assert r"TypeError: \_\_init\_\_() takes \<2\> arguments \| \`but\`" in text
 
 
 HOSTILE = "x`y` @org/all #1 a[/red]b\n| <img> ![](http://evil) \x1b[31m \ufffe \ud800 ::error::"
@@ -257,13 +247,6 @@ def test_code_is_imported_from_the_other_tree(
     ]
 
 
-def test_a_revision_that_there_is_not(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    found = harness("gate", "--against", "mian", str(repository.sweep))
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "--against mian: no such revision" in found.err
-
-
 def test_a_tree_that_is_reached_through_a_link_is_the_same_tree(tmp_path: Path) -> None:
     """Its code would else be compared with itself."""
     (tmp_path / "real").mkdir()
@@ -293,11 +276,6 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     found = harness("gate", "--against", "main", str(repository.sweep), "--inconclusive", "failed")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "--inconclusive: found 'failed'; did you mean 'fail'?" in found.err
-
-
-def test_a_folder_without_git(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no git repository"):
-        find_repository(tmp_path)
 
 
 def test_a_bound_without_meaning_is_cut_and_rates_have_their_unit() -> None:

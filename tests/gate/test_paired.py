@@ -25,7 +25,6 @@ from harness.gate.paired import (
     summarize_pairs,
 )
 from tests.factories import make_cell
-from tests.statistics.traces import stop
 
 CELL = make_cell()
 STEP = 0.005  # seconds
@@ -98,21 +97,18 @@ def measured(machine: Machine, seconds: float = 2.0, min_effect: float = 0.001) 
 
 
 @pytest.mark.nightly
-def test_luck_of_a_process_is_no_change() -> None:
-    """Equal sides whose processes differ by 2% for life: as many false alarms as were allowed for,
-    and no more.
+@pytest.mark.parametrize(("placement", "head_start"), [(0.02, 0.0), (0.01, 0.02)])
+def test_luck_of_a_process_is_no_change(placement: float, head_start: float) -> None:
+    """Equal sides whose processes differ by 2% for life, or gain as much by being the first: as many
+    false alarms as were allowed for, and no more.
     """
     rng = np.random.default_rng(0)
-    words = [measured(Machine(rng=rng, placement=0.02)).verdict for _ in range(100)]
+    words = []
+    for _ in range(100):
+        machine = Machine(rng=rng, placement=placement, head_start=head_start)
+        words.append(measured(machine).verdict)
     alarms = sum(word in ("faster", "slower") for word in words)
     assert alarms <= 100 * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100))
-
-
-def test_blocks_of_one_pair_taken_for_independent_would_be_fooled() -> None:
-    rng = np.random.default_rng(0)
-    luck = rng.normal(0, 0.02, (300, 1)) - rng.normal(0, 0.02, (300, 1))
-    results = stop(luck + rng.normal(0, 0.01, (300, 20)), min_effect=0.001)
-    assert np.mean(np.abs(results.sign) == 1) > 0.5
 
 
 @pytest.mark.parametrize(("slower", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
@@ -124,17 +120,6 @@ def test_a_slowdown_is_found_in_time(slower: float, seconds: float) -> None:
     ]
     assert sum(result.verdict == "slower" for result in results) >= 38
     assert max(result.seconds for result in results) < seconds * 1.2
-
-
-@pytest.mark.nightly
-def test_who_starts_first_is_left_to_chance() -> None:
-    rng = np.random.default_rng(4)
-    words = [
-        measured(Machine(rng=rng, placement=0.01, head_start=0.02)).verdict for _ in range(100)
-    ]
-    assert sum(word in ("faster", "slower") for word in words) <= 100 * (
-        0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 100)
-    )
 
 
 @pytest.mark.parametrize(
@@ -157,26 +142,11 @@ def test_every_value_is_a_fresh_pair_of_processes() -> None:
     assert result.pairs == len(machine.drawn) > 5
 
 
-class InSequence(Simulated):
-    """Trains all of its blocks as long after the other side as those take."""
-
-    def train(self, steps: int) -> ArmTurn:
-        now, self.machine.now = (
-            self.machine.now,
-            self.machine.now + (1.0 if self.key == "b" else 0.0),
-        )
-        turn = super().train(steps)
-        self.machine.now = now + sum(turn.seconds)
-        return turn
-
-
-@pytest.mark.parametrize(("kind", "biased"), [(Simulated, False), (InSequence, True)])
-def test_a_ramp_biases_a_sequential_order_and_not_ours(kind: type[Simulated], biased: bool) -> None:
-    """A step takes 1% longer with every second: equal sides, one after the other, are told apart."""
-    result = measured(Machine(rng=np.random.default_rng(3), ramp=0.01, noise=0.0001, kind=kind))
-    assert result.verdict == ("slower" if biased else "same")
-    assert result.ratio is not None
-    assert (abs(result.ratio - 1) > 0.001) is biased
+def test_a_machine_that_slows_down_biases_neither_side() -> None:
+    """A step takes 1% longer with every second."""
+    result = measured(Machine(rng=np.random.default_rng(3), ramp=0.01, noise=0.0001))
+    assert result.verdict == "same"
+    assert result.ratio == pytest.approx(1, abs=0.001)
 
 
 class Intermittent(Simulated):

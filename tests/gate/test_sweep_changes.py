@@ -147,27 +147,22 @@ def test_a_sweep_of_new_cells_only_does_not_pass(
         assert harness(*command, "--inconclusive", policy).code == code
 
 
-@pytest.mark.parametrize("target", ["outside.yaml", "repository/new.yaml"])
+@pytest.mark.parametrize("target", ["outside.yaml", "repository/new.yaml", None])
 def test_a_sweep_that_became_a_link_is_compared_with_the_file_that_it_was(
-    tmp_path: Path, target: str
+    tmp_path: Path, target: str | None
 ) -> None:
+    """Without a target, its folder became one."""
     repository = Repository(tmp_path / "repository", **SWEEP)
-    repository.sweep.unlink()
-    repository.sweep.symlink_to(tmp_path / target)
-    code, differences = gate(repository, {"length": {"steps": 20}})
-    assert code == 1
-    assert "lost two eager fp32 single w0 b64 t1" in differences
-
-
-def test_a_sweep_in_a_folder_that_became_a_link_is_compared_with_the_file_that_it_was(
-    tmp_path: Path,
-) -> None:
-    repository = Repository(tmp_path / "repository", **SWEEP)
-    (repository.path / "bench").mkdir()
-    repository.sweep = repository.sweep.rename(repository.path / "bench" / "sweep.yaml")
+    folder = repository.path / "bench"
+    folder.mkdir()
+    repository.sweep = repository.sweep.rename(folder / "sweep.yaml")
     repository.commit("a folder")
-    (repository.path / "bench").rename(repository.path / "moved")
-    (repository.path / "bench").symlink_to("moved")
+    if target is None:
+        folder.rename(repository.path / "moved")
+        folder.symlink_to("moved")
+    else:
+        repository.sweep.unlink()
+        repository.sweep.symlink_to(tmp_path / target)
     code, differences = gate(repository, {"length": {"steps": 20}})
     assert code == 1
     assert "lost two eager fp32 single w0 b64 t1" in differences

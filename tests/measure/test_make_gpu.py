@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
@@ -63,9 +62,7 @@ def test_every_part_has_a_row_and_none_ends_the_run(
         ("last", "passed"),
     ]
     assert rows[-1][-1] == "samples/s 12.35 |"
-    assert "ValueError: no | such thing" in page.partition("## The end of bad/log.txt")[2]
     assert "The run is not over" not in page
-    assert len(json.loads((output / "results.json").read_text())) == len(rows)
     child = int((output / "hangs" / "log.txt").read_text())
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
 
@@ -115,19 +112,17 @@ def test_what_every_part_imports_is_required() -> None:
     """Without a package that is missing, a machine would say so after a minute, and not at once."""
     seen: set[str] = set()
     packages = set()
-    for module in ("train", "race", "peaks", "two_ranks"):
+    for module in ("train", "race", "peaks"):
         packages |= imported_at_once(f"tests.programs.gpu.{module}", seen)
     assert {"torch", "msgspec"} <= packages <= set(REQUIRED)
 
 
-def test_what_is_missing_is_said_at_once_with_how_to_get_it(
+def test_without_a_required_package_nothing_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(driver, "missing_packages", lambda _: ["msgspec", "tokenizers"])
+    monkeypatch.setattr(driver, "REQUIRED", ("no_such_package",))
     assert driver.main(["--output", str(tmp_path / "out"), "--device", "cpu"]) == 2
-    shown = capsys.readouterr()
-    assert "  distilbert-eager is skipped without tokenizers" in shown.out
-    assert shown.err.startswith("found no msgspec; install it: python3 -m pip install msgspec;")
+    assert capsys.readouterr().err.startswith("found no no_such_package: ")
     assert not (tmp_path / "out").exists()
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -235,35 +232,6 @@ class ModelOfTheClock(Sound):
         return model
 
 
-class SharedFile(Sound):
-    """Keeps a file open, whose position all forked workers share."""
-
-    def splits(self) -> Splits:
-        sound = super().splits()
-        assert isinstance(sound.train, TensorSamples)
-        return replace(sound, train=FileSamples(sound.train.tensors))
-
-
-class FileSamples(TensorSamples):
-    def __init__(self, tensors: Batch) -> None:
-        super().__init__(tensors)
-        descriptor, path = tempfile.mkstemp()
-        Path(path).unlink()
-        os.write(descriptor, self.tensors[0].numpy().tobytes())
-        object.__setattr__(self, "descriptor", descriptor)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        _, labels = super().batch(indices)
-        descriptor: int = self.__dict__["descriptor"]
-        rows = []
-        for index in indices:
-            os.lseek(descriptor, index * FEATURES * 4, os.SEEK_SET)
-            time.sleep(1e-4)  # for others to move the position
-            content = bytearray(os.read(descriptor, FEATURES * 4))
-            rows.append(torch.frombuffer(content, dtype=torch.float32))
-        return torch.stack(rows), labels
-
-
 class OwnGenerator(Sound):
     """Draws noise from a generator that each worker has a copy of."""
 
@@ -293,7 +261,6 @@ PLANTED: dict[str, tuple[type[Sound], str, str]] = {
     "batch norm in training mode": (with_model(NormInTrainingMode), "evaluation", "running_mean"),
     "data of the clock": (DataOfTheClock, "repeatable", "other training samples at another time"),
     "a model of the clock": (ModelOfTheClock, "repeatable", "a new model another body.weight"),
-    "a file that workers share": (SharedFile, "workers", "another batch"),
     "a generator of its own": (OwnGenerator, "workers", "another batch 1 than one"),
     "the loss switches to evaluation": (LossInEvaluationMode, "training mode", "the model"),
     "a model in evaluation mode": (Evaluating, "training mode", "found a model in evaluation mode"),

@@ -27,8 +27,6 @@ from tests.support.sweeps import load
 from tests.support.training import SINGLE_MESH
 from workloads.settings import Settings
 
-TWO = {"strategy": "ddp", "world_size": 2}
-
 
 @dataclass
 class InProcessTracer:

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
 
 from harness.statistics.sequential import (
     NORMAL_SHARE,
@@ -16,16 +15,14 @@ from harness.statistics.sequential import (
     decide,
     log_ratio,
     normal_half_width,
-    running_moments,
 )
 from tests.statistics.traces import DIFFERENCES, Numbers, stop
 
 ROWS = 2000
 
 
-def bound(share: float = 0.05, rows: int = ROWS) -> float:
-    """Return what a share of at most 5% stays below in all but one of a thousand runs."""
-    return share + 3.1 * math.sqrt(share * (1 - share) / rows)
+# What a share of at most 5% of ROWS stays below in all but one of a thousand runs.
+BOUND = 0.05 + 3.1 * math.sqrt(0.05 * 0.95 / ROWS)
 
 
 def normal(seed: int, n: int, mean: float = 0.0, spread: float = 1.0) -> Numbers:
@@ -38,32 +35,16 @@ def ever_out(values: Numbers, truth: float = 0.0) -> float:
 
 
 def test_bounds_hold_at_all_looks_at_once() -> None:
-    assert ever_out(normal(1, 1000)) <= bound()
-    assert ever_out(normal(2, 300, mean=0.3, spread=0.02), truth=0.3) <= bound()
+    assert ever_out(normal(1, 1000)) <= BOUND
+    assert ever_out(normal(2, 300, mean=0.3, spread=0.02), truth=0.3) <= BOUND
 
 
-def test_students_interval_does_not_hold_at_every_look() -> None:
-    values = normal(1, 1000)
-    n = np.arange(2, 1001)
-    mean = np.cumsum(values, axis=1)[:, 1:] / n
-    variance = (np.cumsum(values**2, axis=1)[:, 1:] - n * mean**2) / (n - 1)
-    half = stdtrit(n - 1, 0.975) * np.sqrt(variance / n)
-    assert np.mean((np.abs(mean) > half).any(axis=1)) > 0.3
-
-
-@pytest.mark.parametrize("kind", ["heavy tails", "skew", "slow drift"])
-def test_bounds_hold_for_noise_that_is_not_normal(kind: str) -> None:
+def test_bounds_hold_for_a_machine_that_drifts_slowly() -> None:
     rng = np.random.default_rng(3)
-    if kind == "heavy tails":
-        values = rng.standard_t(3, (ROWS, 300))
-    elif kind == "skew":
-        values = rng.exponential(1, (ROWS, 300)) - rng.exponential(1, (ROWS, 300))
-    else:
-        drift = np.cumsum(rng.normal(0, 0.02, (ROWS, 300, 8)).reshape(ROWS, -1), axis=1).reshape(
-            ROWS, 300, 8
-        )
-        values = log_ratio(np.exp(drift + rng.normal(0, 0.1, drift.shape)), b_first=False)
-    assert ever_out(values) <= bound()
+    steps = rng.normal(0, 0.02, (ROWS, 300 * 8))
+    drift = np.cumsum(steps, axis=1).reshape(ROWS, 300, 8)
+    values = log_ratio(np.exp(drift + rng.normal(0, 0.1, drift.shape)), b_first=False)
+    assert ever_out(values) <= BOUND
 
 
 LOOKS = 60
@@ -72,25 +53,7 @@ LOOKS = 60
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_false_alarms_within_60_looks_are_rare_whatever_the_noise(kind: str) -> None:
     values = DIFFERENCES[kind](np.random.default_rng(11), ROWS, LOOKS)
-    assert ever_out(values) <= bound()
-
-
-def test_normal_bounds_alone_would_not_hold() -> None:
-    n = np.arange(1.0, LOOKS + 1)
-    for kind in ("more skewed ones (2)", "neighbors correlated, AR(1) 0.3"):
-        moments = running_moments(DIFFERENCES[kind](np.random.default_rng(11), ROWS, LOOKS))
-        is_out = np.abs(moments.mean) > normal_half_width(n, moments.squares, 0.05)
-        assert is_out.any(axis=1).mean() > 0.1
-
-
-@pytest.mark.parametrize("noise", [0.01, 0.015, 0.02])
-def test_wider_bounds_need_half_as_many_pairs_more_at_most(noise: float) -> None:
-    """Median pairs until a slowdown of 2% is found, next to those that normal bounds would need."""
-    values = normal(12, 100, mean=math.log1p(-0.02), spread=noise)
-    moments = running_moments(values)
-    half_width = normal_half_width(np.arange(1.0, 101), moments.squares, 0.05)
-    is_found = (moments.mean + half_width < 0) & (moments.mean <= math.log1p(-0.01))
-    assert np.median(stop(values, 0.01).count) <= 1.5 * np.median(is_found.argmax(axis=1) + 1)
+    assert ever_out(values) <= BOUND
 
 
 def test_bounds_are_widened_by_skewness_and_correlation() -> None:
@@ -141,8 +104,8 @@ PAIR = 0.1  # seconds of measuring with a pair of processes
 NOISE = 0.0056 * math.sqrt(2 / PAIR)  # of its log ratio: 0.56% after 2 s
 
 
-def tries(effect: float, seconds: float, seed: int = 6) -> Numbers:
-    return normal(seed, int(seconds / PAIR), mean=math.log1p(-effect), spread=NOISE)
+def tries(effect: float, seconds: float) -> Numbers:
+    return normal(6, int(seconds / PAIR), mean=math.log1p(-effect), spread=NOISE)
 
 
 @pytest.mark.parametrize(("effect", "seconds"), [(0.02, 10.0), (0.05, 2.0)])
@@ -154,7 +117,7 @@ def test_a_slowdown_is_detected_in_time(effect: float, seconds: float) -> None:
 
 def test_equal_speeds_are_soon_called_the_same_and_seldom_different() -> None:
     stops = stop(tries(0.0, 30.0), min_effect=0.01)
-    assert np.mean(np.abs(stops.sign) == 1) <= bound()
+    assert np.mean(np.abs(stops.sign) == 1) <= BOUND
     assert np.mean(stops.sign == 0) > 0.9
 
 
@@ -188,9 +151,9 @@ def test_one_side_takes_fewer_pairs_and_raises_no_more_alarms(noise: float) -> N
     values = normal(15, LOOKS, spread=noise)
     one, two = stop(values, 0.01, one_sided=True), stop(values, 0.01)
     assert np.mean(one.count) < 0.9 * np.mean(two.count)
-    assert np.mean(one.sign == -1) <= bound()
+    assert np.mean(one.sign == -1) <= BOUND
     lost = stop(values + math.log1p(-0.01), 0.01, one_sided=True)
-    assert np.mean(lost.sign >= 0) <= bound()
+    assert np.mean(lost.sign >= 0) <= BOUND
 
 
 def in_turn(windows: int, b_first: bool, slowdown: float, ramp: float) -> Numbers:

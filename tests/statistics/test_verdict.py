@@ -119,10 +119,10 @@ def test_corrections_by_hand() -> None:
 
 
 def families(
-    rng: np.random.Generator, tries: int, cells: int, pairs: int, spread: float = 0.02
+    rng: np.random.Generator, tries: int, cells: int, pairs: int
 ) -> list[list[MetricVerdict]]:
     """Return families of verdicts on sides that do not differ."""
-    noise = rng.normal(0, spread, (tries, cells, pairs))
+    noise = rng.normal(0, 0.02, (tries, cells, pairs))
     return [
         judge(
             [
@@ -142,16 +142,6 @@ def test_false_alarms_of_a_whole_sweep_are_bounded(cells: int, pairs: int) -> No
         any(verdict.outcome in ("better", "worse") for verdict in family) for family in judged
     )
     assert alarms / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
-
-
-def test_without_correction_a_sweep_raises_false_alarms() -> None:
-    tries = 300
-    noise = np.random.default_rng(5).normal(0, 0.02, (tries, 12, 5))
-    alarms = sum(
-        any(verdict(SPEED, paired(row.tolist())).outcome == "worse" for row in family)
-        for family in noise
-    )
-    assert alarms / tries > 0.15
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 5, 10])

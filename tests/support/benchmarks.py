@@ -114,36 +114,22 @@ def records(
     `slower` is by which fraction steps take longer, of all trials or of each. `bits` go into the
     digest of the final parameters.
     """
-    slowdowns = np.broadcast_to(slower, len(SEEDS))
     made: list[Record] = []
-    for seed, slowdown in zip(SEEDS, slowdowns, strict=True):
-        made.append(_record(cell, seed, float(slowdown), accuracy, environment, bits))
+    for seed, slowdown in zip(SEEDS, np.broadcast_to(slower, len(SEEDS)).tolist(), strict=True):
+        record = make_record(cell, seed=seed, started=BEGUN + TRIAL_INTERVAL * seed)
+        assert record.rank0 is not None
+        noise = np.random.default_rng(seed).normal(1, 0.002, 60)
+        step_seconds = 0.01 * (1 + slowdown) * noise
+        ranks = [replace(rank, step_seconds=step_seconds, step_phases={}) for rank in record.ranks]
+        # Accuracy differs from seed to seed, as it does in training.
+        metrics = {"accuracy": accuracy + 0.001 * seed}
+        evaluation = Evaluation(
+            step=60, epoch=6, metrics=metrics, seconds=0.1, started_at=record.started + 4
+        )
+        digest = record.rank0.parameter_digest + bits
+        rank0 = replace(record.rank0, evaluations=(evaluation,), parameter_digest=digest)
+        ranks[0] = replace(ranks[0], rank0=rank0, environment=environment)
+        summary = summarize(ranks, rank0, cell)
+        changed = with_ranks(record, ranks, rank0=rank0, environment=environment, summary=summary)
+        made.append(changed)
     return made
-
-
-def _record(
-    cell: Cell, seed: int, slower: float, accuracy: float, environment: Environment, bits: str
-) -> Record:
-    record = make_record(cell, seed=seed, started=BEGUN + TRIAL_INTERVAL * seed)
-    assert record.rank0 is not None
-    noise = np.random.default_rng(seed).normal(1, 0.002, 60)
-    step_seconds = 0.01 * (1 + slower) * noise
-    ranks = [replace(rank, step_seconds=step_seconds, step_phases={}) for rank in record.ranks]
-    # Accuracy differs from seed to seed, as it does in training.
-    metrics = {"accuracy": accuracy + 0.001 * seed}
-    evaluation = Evaluation(
-        step=60, epoch=6, metrics=metrics, seconds=0.1, started_at=record.started + 4
-    )
-    rank0 = replace(
-        record.rank0,
-        evaluations=(evaluation,),
-        parameter_digest=record.rank0.parameter_digest + bits,
-    )
-    ranks[0] = replace(ranks[0], rank0=rank0, environment=environment)
-    return with_ranks(
-        record,
-        ranks,
-        rank0=rank0,
-        environment=environment,
-        summary=summarize(ranks, rank0, cell),
-    )

@@ -75,12 +75,3 @@ class EvaluatingFit(LineFit):
 
     def build_model(self) -> nn.Module:
         return super().build_model().eval()
-
-
-class UndroppingFit(LineFit):
-    """Keeps its only dropout in evaluation mode, whatever the option says."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        model.get_submodule("inner.layers.2").eval()
-        return model

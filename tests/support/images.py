@@ -18,12 +18,10 @@ def idx(shape: Sequence[int], values: bytes) -> bytes:
     return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + values
 
 
-def write_images(
-    folder: Path, labels: bytes = bytes(range(10)) * 7, test_labels: bytes = b"\0\1"
-) -> Path:
+def write_images(folder: Path, labels: bytes = bytes(range(10)) * 7) -> Path:
     """Write a complete data set of black 2x2 images, one a label, and return its folder."""
     folder.mkdir(exist_ok=True)
-    for images, named, values in ((NAMES[0], NAMES[1], labels), (NAMES[2], NAMES[3], test_labels)):
+    for images, named, values in ((NAMES[0], NAMES[1], labels), (NAMES[2], NAMES[3], b"\0\1")):
         (folder / images).write_bytes(idx((len(values), 2, 2), bytes(4 * len(values))))
         (folder / named).write_bytes(idx((len(values),), values))
     return folder

@@ -47,7 +47,6 @@ class Options(Settings):
     rank: int = 0
     samples: int = 256
     validation: int = 0  # of these samples are validated on, and not trained on
-    depth: int = 0  # layers of eight numbers before the one that there always is
     sequential: bool = False  # a bare nn.Sequential as the model
     dropout: float = 0.0
     exact: bool = False  # the model keeps itself out of autocast
@@ -93,29 +92,14 @@ class Layer(nn.Module):
         return result
 
 
-class Residual(nn.Module):
-    """A layer that changes eight inputs a little."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        result: Tensor = inputs + self.linear(inputs).tanh()
-        return result
-
-
 class Line(nn.Module):
-    """A model with one layer, and with `depth` as many that pass on eight numbers before it."""
+    """A model with one layer."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.inner, self.exact = Layer(options), options.exact
-        self.chain = nn.ModuleList(Residual() for _ in range(options.depth))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        for layer in self.chain:
-            inputs = layer(inputs)
         with torch.autocast("cpu", enabled=False) if self.exact else nullcontext():
             result: Tensor = self.inner(inputs)
         return result
@@ -164,9 +148,7 @@ class LineFit(Workload):
         return model.inner.layers if self.options.sequential else model
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        if not isinstance(model, Line):
-            return []
-        return list(model.chain) or [model.inner]
+        return [model.inner] if isinstance(model, Line) else []
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.step += 1

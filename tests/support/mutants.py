@@ -27,7 +27,7 @@ from torch.utils.data import get_worker_info
 from harness.training import strategies
 from harness.training.order import BatchOrder, Indices
 from harness.training.step import TrainStep
-from harness.training.strategies import DDP, FSDP2, Strategy
+from harness.training.strategies import Strategy
 from tests.support.line import LineFit
 from tests.support.line import Options as LineOptions
 from workloads import Batch, Between, Splits
@@ -42,8 +42,6 @@ class MutantOptions(LineOptions):
     at_rank: int = 0  # where the defect is one rank's
     parameter: int = 0  # whose bit is flipped, of BIT_PARAMETERS
     bit: int = 0
-    order: tuple[int, ...] = ()  # in which an unordered reduction adds up the ranks
-    ordered: bool = False  # gradients are added up in the order of the ranks, by a collective here
     strikes: str = ""  # a file with what strikes this attempt: a rank, a step and a signal
     steps: str = ""  # a file to which rank 0 adds the number of each step that it has computed
 
@@ -82,8 +80,6 @@ class MutantLine(LineFit):
         plant = PLANTS.get(self.options.mutant)
         if plant is not None:
             plant(self)
-        if self.options.ordered:
-            _use_ordered_collectives(self)
         samples = MutantSamples(splits.train, self.options)
         return replace(splits, train=samples)
 
@@ -284,73 +280,3 @@ PLANTS: dict[str, Callable[[MutantLine], None]] = {
     "summed gradients": _sum_gradients,
     "own batch norm": _keep_own_buffers,
 }
-
-
-# Collectives that add up the ranks in a known order
-
-
-def _use_ordered_collectives(workload: MutantLine) -> None:
-    """Have DDP and FSDP2 reduce gradients in the order of the ranks; a mutant once does not."""
-    prepare_ddp, prepare_fsdp2 = DDP.prepare, FSDP2.prepare
-    total = partial(_sum_in_order, workload)
-
-    def with_ordered_hook(strategy: DDP, *arguments: Any) -> nn.Module:
-        module = prepare_ddp(strategy, *arguments)
-        assert strategy._replica is not None
-        strategy._replica.register_comm_hook(None, lambda _, bucket: _all_reduce(total, bucket))
-        return module
-
-    def with_ordered_reduce_scatter(strategy: FSDP2, *arguments: Any) -> nn.Module:
-        module = prepare_fsdp2(strategy, *arguments)
-        strategy._reduce_scatter = _OrderedReduceScatter(total)  # type: ignore[assignment]
-        return module
-
-    DDP.prepare = with_ordered_hook  # type: ignore[method-assign,assignment]
-    FSDP2.prepare = with_ordered_reduce_scatter  # type: ignore[method-assign,assignment]
-
-
-def _sum_in_order(workload: MutantLine, rows: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the ranks' contributions, one after the other."""
-    order = range(len(rows))
-    options = workload.options
-    if options.mutant == "unordered reduction" and workload.step >= options.at:
-        order = options.order  # type: ignore[assignment]
-    total = torch.zeros_like(rows[0])
-    for rank in order:
-        total += rows[rank]
-    return total
-
-
-def _all_reduce(
-    total: Callable[[Sequence[Tensor]], Tensor], bucket: Any
-) -> torch.futures.Future[Tensor]:
-    """Return a future that is done, with the mean of all ranks' buckets."""
-    flat = bucket.buffer()
-    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, flat)
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(total(gathered) / len(gathered))
-    return future
-
-
-class _OrderedReduceScatter:
-    """A reduce-scatter of FSDP2 that leaves the mean of all ranks' gradients."""
-
-    def __init__(self, total: Callable[[Sequence[Tensor]], Tensor]) -> None:
-        self._total = total
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
-        rows = received.view(group.size(), -1).unbind()
-        output_tensor.copy_(self._total(rows) / group.size())

@@ -91,13 +91,11 @@ def commands(block: Block) -> list[Command]:
     if block.language == "console":
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     lines = [line for line in lines if line and not line.startswith("#")]
-    return [Command(text=line, exit_code=stated_exit_code(line)) for line in lines]
-
-
-def stated_exit_code(line: str) -> int:
-    """Return the exit code that a comment at the end of a command states, 0 if there is none."""
-    match = EXIT_CODE.search(line)
-    return int(match["code"]) if match else 0
+    found = []
+    for line in lines:
+        match = EXIT_CODE.search(line)
+        found.append(Command(text=line, exit_code=int(match["code"]) if match else 0))
+    return found
 
 
 def harness_calls(command: str) -> list[list[str]]:

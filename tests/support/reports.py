@@ -22,14 +22,10 @@ STRATEGIES = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
 BEGUN = 1_700_000_000.0  # seconds since the epoch
 
 
-DIGITS = {"source": "digits"}
-
-
-def make_sweep(folder: Path, *, seeds: int = 3, data: Any = DIGITS, **keys: Any) -> Sweep:
+def make_sweep(folder: Path, *, seeds: int = 3, **keys: Any) -> Sweep:
     """Return a sweep of two precisions by two strategies of a small MLP."""
     return load(
         folder,
-        {"mlp": {"data": data}},
         seeds=list(range(seeds)),
         length={"steps": 60},
         matrix={"precision": ["fp32", "bf16"]},

@@ -24,17 +24,16 @@ def make_result(
     metrics: Sequence[float] | None = None,
     bits: str = "",
     started: Sequence[float] | None = None,
-    every: float = 100.0,
     courses: Sequence[Sequence[tuple[int, float]]] = (),
     hardware: str = HARDWARE,
     target: TargetMetric = TARGET,
     **changes: Any,
 ) -> CellResult:
-    """A trial a speed, each of another seed, begun `every` so many seconds; `bits` tell final
+    """A trial a speed, each of another seed, begun every 100 s; `bits` tell final
     parameters apart. `courses` are the steps and values of a trial's evaluations.
     """
     cell = cell or make_cell()
-    begun = started or [BEGUN + every * seed for seed in range(len(speeds))]
+    begun = started or [BEGUN + 100 * seed for seed in range(len(speeds))]
     accuracies = metrics or [0.9] * len(speeds)
     trials = []
     for seed, (speed, course) in enumerate(

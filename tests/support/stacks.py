@@ -17,21 +17,16 @@ CONTAINERS = (
 )
 
 
-def make_environment(folder: Path, version: str = "1.0", *, seconds: float = 0.0) -> Path:
+def make_environment(folder: Path, version: str) -> Path:
     """Make a virtual environment, and return its interpreter.
 
-    It has what the tests have, and a package whose version is `version` and whose `work` takes so
-    many seconds.
+    It has what the tests have, and PACKAGE in a version.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     lines = [f"import site; site.addsitedir({entry!r})\n" for entry in site.getsitepackages()]
     (packages / "base.pth").write_text("".join(lines))
-    (packages / f"{PACKAGE}.py").write_text(
-        "import time\n\n\ndef work():\n"
-        f"    end = time.perf_counter() + {seconds}\n"
-        "    while time.perf_counter() < end:\n        pass\n"
-    )
+    (packages / f"{PACKAGE}.py").touch()
     described = packages / f"{PACKAGE}-{version}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,6 @@ from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
 from workloads import Batch, Settings, Splits, Target, TensorSamples, Workload
-
-if TYPE_CHECKING:
-    pass
 
 WORDS, LONGEST = 20, 12
 PAD = -100  # the target of a position behind the end of a sentence: what cross-entropy ignores

@@ -23,7 +23,6 @@ from harness.tracking.connect import (
     check_uri,
     connect,
     describe_trouble,
-    is_server,
     shown_uri,
 )
 
@@ -86,11 +85,6 @@ def test_the_status_of_a_server_that_fails_is_the_reason() -> None:
     error.__context__.__cause__ = ResponseError("too many 500 error responses")
     trouble = describe_trouble("http://host", error)
     assert trouble == "MLflow at http://host: too many 500 error responses"
-
-
-def test_the_scheme_of_a_server_may_have_capitals() -> None:
-    assert is_server("HTTP://host")
-    assert not is_server("sqlite:////home/me/mlflow.db")
 
 
 class Server(BaseHTTPRequestHandler):

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from harness.core.paths import Results, SweepFolder
+from harness.core.ports import free_port
 from harness.tracking import Follower, Tracker, TrackerDown, follow
-from tests.conftest import free_port
 from tests.factories import make_record, write_sweep, write_trial
 from tests.support.mlflow import everything
 

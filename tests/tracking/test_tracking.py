@@ -6,15 +6,13 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from harness.core.files import lock_file
 from harness.core.paths import Results, SweepFolder
@@ -26,7 +24,6 @@ from harness.tracking.runs import DESCRIPTION_TAG
 from tests.factories import make_cell, make_record, write_spec_of, write_sweep, write_trial
 from tests.support.mlflow import Killed, Meddler, by_label, everything, runs_of
 
-PNG_SIGNATURE = b"\x89PNG\r\n"
 DELIVER = """
 import sys
 from pathlib import Path
@@ -133,35 +130,6 @@ def test_what_was_not_measured_is_absent(delivered: DeliveredSweep) -> None:
     assert "throughput_samples_per_s_min" not in cell
 
 
-def test_a_cell_shows_the_mean_of_its_done_trials(results: Results, folder: SweepFolder) -> None:
-    records = [make_record(step_seconds=0.01), make_record(seed=1, step_seconds=0.02)]
-    write_sweep(folder, records)
-    Tracker(results).deliver(folder)
-    cell = by_label(f"sqlite:///{results.database}", "demo")["mlp eager fp32 single w0 b64 t1"].data
-    rates = [record.summary.throughput or 0.0 for record in records if record.summary]
-    assert cell.metrics["throughput_samples_per_s"] == pytest.approx(
-        geometric_mean(rates), rel=1e-5
-    )
-    assert cell.metrics["final_accuracy"] == pytest.approx(0.9005)
-
-
-def test_a_description_that_somebody_wrote_stays(results: Results, folder: SweepFolder) -> None:
-    small_sweep(folder)
-    uri = f"sqlite:///{results.database}"
-    delivered = Tracker(results).deliver(folder)
-    client = MlflowClient(uri)
-    client.set_experiment_tag(delivered.experiment_id, DESCRIPTION_TAG, "Ours, for the paper.")
-    Tracker(results).deliver(folder)
-    assert description_of(uri) == "Ours, for the paper."
-
-
-def description_of(uri: str) -> str:
-    """Return the description of the experiment `demo`."""
-    experiment = MlflowClient(uri).get_experiment_by_name("demo")
-    assert experiment is not None
-    return str(experiment.tags[DESCRIPTION_TAG])
-
-
 def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) -> None:
     records = small_sweep(folder)
     Tracker(results).deliver(folder)
@@ -170,32 +138,6 @@ def test_delivering_again_adds_nothing(results: Results, folder: SweepFolder) ->
     Tracker(results).deliver_trials(folder, [records[0].trial.id])
     assert everything(f"sqlite:///{results.database}", "demo") == before
     assert (again.delivered, again.already_delivered) == (0, 3)
-
-
-def parents_of(shown: Mapping[str, Run]) -> dict[str, str | None]:
-    """Return the label of the run that each run is below, by its own label."""
-    labels = {run.info.run_id: label for label, run in shown.items()}
-    parents: dict[str, str | None] = {}
-    for label, run in shown.items():
-        parent = run.data.tags.get("mlflow.parentRunId")
-        parents[label] = parent and labels[parent]
-    return parents
-
-
-def test_a_run_keeps_the_metrics_that_somebody_else_logged(
-    results: Results, folder: SweepFolder
-) -> None:
-    small_sweep(folder)
-    tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    tracker.deliver(folder)
-    before = {run.info.run_id for run in runs_of(uri, "demo")}
-    with quiet():
-        for run_id in before:
-            connect(uri).log_metric(run_id, "my_cost", 3.0)
-    tracker.deliver(folder)
-    after = runs_of(uri, "demo")
-    assert {run.info.run_id for run in after} == before
-    assert [run.data.metrics["my_cost"] for run in after] == [3.0] * len(before)
 
 
 def meddle_with(
@@ -269,13 +211,6 @@ def test_two_results_folders_can_share_a_store(results: Results, tmp_path: Path)
     assert len(runs_of(uri, "demo")) == 12
 
 
-def test_repeats_have_runs_of_their_own(results: Results, folder: SweepFolder) -> None:
-    write_sweep(folder, [make_record(), make_record(repeat=1)])
-    Tracker(results).deliver(folder)
-    names = set(by_label(f"sqlite:///{results.database}", "demo"))
-    assert {f"mlp eager fp32 single w0 b64 t1 seed 0 repeat {repeat}" for repeat in (0, 1)} <= names
-
-
 def test_a_delivery_replaces_a_lock_file_that_is_no_text(
     results: Results, folder: SweepFolder
 ) -> None:
@@ -325,12 +260,15 @@ def test_growing_a_finished_sweep_keeps_what_a_user_wrote_on_its_runs(
             records.append(make_record(cell, seed=seed, started=started))
     write_sweep(folder, records)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
-    tracker.deliver(folder)
+    delivery = tracker.deliver(folder)
     before = by_label(uri, "demo")
     with quiet():
+        client = connect(uri)
+        client.set_experiment_tag(delivery.experiment_id, DESCRIPTION_TAG, "Ours, for the paper.")
         for run in before.values():
-            connect(uri).set_tag(run.info.run_id, "mine", "for the paper")
-            connect(uri).set_tag(run.info.run_id, DESCRIPTION_TAG, "my note")
+            client.set_tag(run.info.run_id, "mine", "for the paper")
+            client.set_tag(run.info.run_id, DESCRIPTION_TAG, "my note")
+            client.log_metric(run.info.run_id, "my_cost", 3.0)
     failed = make_record(cells[1], seed=0, status="failed", attempt=2)
     write_trial(folder, failed)
     for record in records[3:]:
@@ -343,6 +281,9 @@ def test_growing_a_finished_sweep_keeps_what_a_user_wrote_on_its_runs(
     for run in before.values():
         assert after[run.info.run_id].data.tags["mine"] == "for the paper"
         assert after[run.info.run_id].data.tags[DESCRIPTION_TAG] == "my note"
+        assert after[run.info.run_id].data.metrics["my_cost"] == 3.0
+    experiment = client.get_experiment(delivery.experiment_id)
+    assert experiment.tags[DESCRIPTION_TAG] == "Ours, for the paper."
     cell_run = after[before["mlp eager bf16 single w0 b64 t1"].info.run_id]
     assert math.isnan(cell_run.data.metrics["speedup"])
     assert cell_run.info.status == "FAILED"

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.parity import SweepParity
-from harness.analysis.result import aggregate, cell_result
+from harness.analysis.result import aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import (
     Compiled,
@@ -31,7 +31,7 @@ from harness.tracking.contents import (
     evenly_spaced,
     trial_contents,
 )
-from harness.tracking.pages import VIEW_TAG, experiment_tags, page
+from harness.tracking.pages import VIEW_TAG, experiment_tags
 from harness.tracking.runs import DESCRIPTION_TAG, note_tags
 from harness.view.run import stop_note
 from tests.factories import BEGUN, make_cell, make_record, with_ranks
@@ -196,23 +196,6 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
     assert {"validation_loss", "validation_accuracy", "test_loss"} <= names
 
 
-def test_a_number_that_is_unknown_has_no_metric() -> None:
-    record = make_record(make_cell(steps=3))
-    assert record.summary
-    assert record.summary.throughput is None
-    assert not {"throughput_samples_per_s", "step_time_p50_ms", "data_wait_share"} & set(
-        record.numbers
-    )
-    assert "final_loss" in record.numbers
-
-
-def test_a_failed_trial_says_why() -> None:
-    contents = trial_contents(make_record(status="failed"), "a cell", 1)
-    assert contents.status == "FAILED"
-    assert contents.tags["harness.status"] == "failed"
-    assert "Traceback" in str(contents.description)
-
-
 @pytest.mark.parametrize(
     ("status", "expected"),
     [("done", "FINISHED"), ("failed", "FAILED"), ("interrupted", "KILLED"), ("invalid", "KILLED")],
@@ -220,13 +203,6 @@ def test_a_failed_trial_says_why() -> None:
 def test_a_cell_looks_finished_if_all_its_trials_are_done(status: Status, expected: str) -> None:
     (contents,) = contents_of(make_record(), make_record(seed=1, status=status))
     assert contents.status == expected
-
-
-def test_a_cell_runs_until_all_its_trials_have_ended() -> None:
-    record = make_record()
-    cell = cell_result(record.trial.cell, [record], unrecorded=1)
-    result = SweepResult(name="demo", cells=[cell])
-    assert cell_contents(result, cell, [record], name="a cell").status == "RUNNING"
 
 
 def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
@@ -271,11 +247,6 @@ def test_a_cells_run_shows_its_rung_once_parity_was_measured() -> None:
     reference, other = contents_of(*records, parity=make_parity(tensor_rung="rounding"))
     assert reference.tags["harness.parity"] == "reference"
     assert other.tags["harness.parity"] == "rounding"
-
-
-def test_the_address_of_a_sweep() -> None:
-    address = page("7", "https://host.org/mlflow/")
-    assert address.startswith("https://host.org/mlflow/#/experiments/7/runs?viewStateShareKey=")
 
 
 def test_a_trial_says_how_to_run_it_again() -> None:

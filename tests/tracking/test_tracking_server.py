@@ -5,17 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
+from harness.core.ports import free_port
 from harness.tracking import Tracker, TrackerDown
 from harness.tracking.connect import check_uri
-from tests.conftest import free_port
-from tests.factories import make_cell, make_record, write_sweep, write_trial
-from tests.support.mlflow import artifact_text, by_label, everything
+from tests.factories import make_cell, make_record, write_sweep
+from tests.support.mlflow import everything
 
 
 def small_sweep(results: Results, name: str) -> None:
@@ -31,25 +30,6 @@ def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: 
     Tracker(results).deliver(results.sweep_folder("same"))
     Tracker(results, mlflow_server).deliver(results.sweep_folder("same"))
     assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
-
-
-@pytest.mark.nightly
-def test_delivering_again_adds_nothing(
-    results: Results, mlflow_server: str, tmp_path: Path
-) -> None:
-    small_sweep(results, "again")
-    folder = results.sweep_folder("again")
-    tracker = Tracker(results, mlflow_server)
-    tracker.deliver(folder)
-    before = everything(mlflow_server, "again")
-    assert tracker.deliver(folder).delivered == 0
-    assert everything(mlflow_server, "again") == before
-    write_trial(folder, make_record(seed=1, attempt=2, sweep="again", started=1_700_000_300.0))
-    assert tracker.deliver(folder).delivered == 1
-    runs = by_label(mlflow_server, "again")
-    assert len(runs) == len(before)
-    run = runs["mlp eager fp32 single w0 b64 t1 seed 1"]
-    assert '"attempt": 2' in artifact_text(mlflow_server, run, "record.json", tmp_path / "got")
 
 
 @contextmanager
@@ -84,13 +64,6 @@ def test_what_delivers_later_can_be_pasted(results: Results) -> None:
         Tracker(results, uri).deliver(results.sweep_folder("my sweep"))
     flags = f"--results {results.path} --tracking-uri {uri}"
     assert f"`harness collect 'my sweep' {flags}` delivers" in str(caught.value)
-
-
-def test_a_file_that_is_no_database(results: Results) -> None:
-    small_sweep(results, "demo")
-    results.database.write_bytes(b"no database" * 1000)
-    with pytest.raises(TrackerDown, match="harness collect demo"):
-        Tracker(results).deliver(results.sweep_folder("demo"))
 
 
 @pytest.mark.parametrize(

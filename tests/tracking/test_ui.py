@@ -17,11 +17,11 @@ import pytest
 
 from harness.core.errors import BadInput
 from harness.core.paths import Results
+from harness.core.ports import free_port
 from harness.tracking import Tracker, TrackerDown
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect
 from harness.tracking.ui import serve, server
-from tests.conftest import free_port
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import Meddler, everything, runs_of
 from tests.support.running import wait_until

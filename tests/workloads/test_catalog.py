@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,17 +60,6 @@ def test_a_class_from_a_file(tmp_path: Path) -> None:
     assert issubclass(workload, Classifier)
     assert workload.Options().identity() == {"depth": 2}
     assert load_class(f"{tmp_path}/mine.py:Mine") is workload
-
-
-def test_files_of_one_name_are_loaded_side_by_side(tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(OWN)
-    assert load_class("one/mine.py:Mine", tmp_path) is not load_class("two/mine.py:Mine", tmp_path)
-
-
-def test_a_class_from_a_package() -> None:
-    assert load_class("workloads.mlp:MLP") is load_class("mlp")
 
 
 @pytest.mark.parametrize(
@@ -173,13 +161,3 @@ def test_exports_are_loaded_on_first_use() -> None:
     assert workloads.Workload is Workload
     with pytest.raises(AttributeError, match="no attribute 'Wrokload'"):
         workloads.Wrokload  # noqa: B018
-
-
-def test_the_package_imports_no_harness() -> None:
-    files = list(Path(workloads.__file__).parent.rglob("*.py"))
-    assert len(files) > 10
-    assert not [
-        file
-        for file in files
-        if re.search(r"^\s*(from|import) harness", file.read_text(), re.MULTILINE)
-    ]

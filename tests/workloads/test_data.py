@@ -138,11 +138,6 @@ def test_a_validation_set_is_a_share_of_each_class_of_the_training_set(
     assert source.training_samples == len(splits["train"])
 
 
-def test_the_draw_of_a_validation_set_follows_from_the_seed() -> None:
-    drawn = [texts(Tickets(rows=180, validation=0.2, split_seed=seed)) for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_a_class_with_one_sample_is_trained_on(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / f"{name}.csv").write_text("text,label\na,x\nb,x\nc,y\n", encoding="utf-8")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -192,35 +191,6 @@ def test_the_test_set_of_a_single_dataset_is_drawn() -> None:
     assert len(set(test.tolist())) == len(set(train.tolist())) == 10
     again = load_splits(make(Periodic))
     assert torch.equal(again.test.batch(range(50))[1], test)
-
-
-class Mapped(Dataset[Any]):
-    """Rows of an array in a file, as the manual shows it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.images = np.load(folder / "train-images.npy", mmap_mode="r")
-        self.labels = np.load(folder / "train-labels.npy", mmap_mode="r")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(self.images[index] / np.float32(255)), int(self.labels[index])
-
-
-def test_samples_may_stay_in_a_mapped_file(tmp_path: Path) -> None:
-    images = np.arange(40, dtype=np.uint8).reshape(10, 4)
-    np.save(tmp_path / "train-images.npy", images)
-    np.save(tmp_path / "train-labels.npy", np.arange(10))
-    data = Mapped(tmp_path)
-
-    class MappedLine(Line):
-        def splits(self) -> Any:
-            return Splits(data, data)  # type: ignore[arg-type]
-
-    rows, labels = load_splits(make(MappedLine)).train.batch([7, 2])
-    assert labels.tolist() == [7, 2]
-    np.testing.assert_array_equal(rows.numpy(), images[[7, 2]] / np.float32(255))
 
 
 def test_labels_that_are_ignored_count_for_nothing() -> None:

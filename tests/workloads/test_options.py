@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,6 @@ from workloads.texts import Csv, TextData, Tickets
 
 def read(kind: Any, document: str) -> Any:
     return decode_value(kind, json.loads(document), refuse_unknown=True)
-
-
-@pytest.mark.parametrize("module", ["workloads", "workloads.settings", "workloads.catalog"])
-def test_planning_imports_nothing_heavy(module: str) -> None:
-    heavy = "{'torch', 'numpy', 'transformers', 'tokenizers', 'sklearn'}"
-    code = f"import sys, {module}; print(*{heavy}.intersection(sys.modules))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -87,13 +73,6 @@ def test_sources_are_told_apart(union: Any, document: str, expected: Settings) -
 def test_a_source_does_not_take_the_keys_of_another() -> None:
     with pytest.raises(InvalidValue, match=r"^path: unknown key"):
         read(TextData, '{"source": "tickets", "path": "a.csv"}')
-
-
-def test_the_published_architecture() -> None:
-    base = DistilBertOptions(size="base").architecture
-    assert list(base.values()) == [6, 768, 12, 3072, 30522]
-    assert DistilBertOptions(size="base", vocabulary=512).architecture["vocab_size"] == 512
-    assert DistilBertOptions().architecture == DistilBertOptions(size="tiny").architecture
 
 
 def conflict(options: DistilBertOptions, **axes: Any) -> str | None:

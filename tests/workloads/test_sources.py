@@ -49,9 +49,7 @@ def test_good_idx_files_pass(mnist: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (IMAGES, b"", "an empty file"),
         (IMAGES, b"\x00\x00\x0d\x03" + bytes(40), "found 00000d03"),
-        (IMAGES, idx((6, 4, 3), bytes(71)), "found 71 values; allowed: 6 x 4 x 3"),
         (IMAGES, idx((0, 4, 3), b""), "found 0 values"),
         (TEST_LABELS, idx((2,), bytes([0, 1])), "found 2 labels; allowed: 3"),
         (
@@ -59,8 +57,6 @@ def test_good_idx_files_pass(mnist: Path) -> None:
             idx((3,), bytes([0, 1, 9])),
             "no sample to train on of ['9']; allowed: some of",
         ),
-        (LABELS, idx((6,), bytes([0, 1, 2, 2, 1, 10])), "found label 10; allowed: 0 to 9"),
-        (LABELS, gzip.compress(bytes(100), mtime=0)[:-9], "allowed: a complete gzip file"),
     ],
 )
 def test_broken_idx_files(mnist: Path, name: str, content: bytes, message: str) -> None:
@@ -89,7 +85,6 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
             b"text;label\na;b\n",
             "found no column 'text'; allowed: text and label among text;label",
         ),
-        (b"text,label\n", "found no sample to train on of a second label"),
         (b"text,label\n ,yes\n", "no text or label in line 2"),
         (b"text,label\na,yes\nb, \n", "no text or label in line 3"),
         (b"text,label\na,yes,more\n", "more fields than the header, or no text or label in line 2"),
@@ -152,12 +147,6 @@ def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
 def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, message: str) -> None:
     (checkpoint / name).write_bytes(content)
     assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint, message)
-
-
-def test_weights_cut_off(checkpoint: Path) -> None:
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint, "not fully covered")
 
 
 def test_another_architecture_than_the_one_asked_for(checkpoint: Path) -> None:

@@ -23,13 +23,11 @@ def texts() -> list[str]:
 
 def test_every_process_learns_the_same_vocabulary(tmp_path: Path) -> None:
     digests = set()
-    for run, (seed, parallel) in enumerate(
-        [("0", "false"), ("1", "true"), ("2", "false"), ("3", "true")]
-    ):
+    for seed, parallel in (("0", "false"), ("1", "true")):
         variables = {
             "PYTHONHASHSEED": seed,
             "TOKENIZERS_PARALLELISM": parallel,
-            "XDG_CACHE_HOME": str(tmp_path / str(run)),
+            "XDG_CACHE_HOME": str(tmp_path / seed),
         }
         done = subprocess.run(
             [sys.executable, "-c", TRAIN],

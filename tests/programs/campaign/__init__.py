@@ -15,7 +15,6 @@ run, every trial has one record, and no process, shared memory or temporary file
 | actors | two commands run at once | `actors.py` |
 | damage | a file that is read back has changed | `damage.py` |
 | gates | a process of `harness gate` or `harness bisect` is killed | `gates.py` |
-| slurm | SIGKILL or SIGSTOP reaches a process of a real Slurm; only if it is named | `slurm.py` |
 
 The command under test, the forkserver and its ranks are the product's own. Only what costs
 seconds is done once for all faults: commands are forked from a process that has loaded torch and

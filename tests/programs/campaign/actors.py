@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import free_port
-from tests.programs.campaign.oracle import Finding, Snapshot
-from tests.programs.campaign.stage import Stage, run_again, undisturbed
+from harness.core.ports import free_port
+from tests.programs.campaign.oracle import Finding
+from tests.programs.campaign.stage import RESULTS, RUN, sweep_stage
 
-RESULTS = ("--results", "results")
-RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)
 COMMANDS = {
     "run": RUN,
     "force": (*RUN, "--force"),
@@ -39,83 +37,46 @@ LONGEST_DELAY = 4000  # milliseconds
 ALLOWED_EXIT_CODES = (0, 2)  # 2 where another command holds the sweep
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActorFault:
-    """Two commands at once."""
-
-    pair: str
-    milliseconds: int
-
-    @property
-    def address(self) -> str:
-        """Return the text that `parse` reads."""
-        return f"actors/{self.pair}/{self.milliseconds}"
-
-    @property
-    def row(self) -> str:
-        """Return the row of the table that counts it."""
-        return self.pair
-
-    @classmethod
-    def parse(cls, address: str) -> ActorFault:
-        """Return the fault with an address; raises ValueError."""
-        _, pair, milliseconds = address.split("/")
-        return cls(pair=pair, milliseconds=int(milliseconds))
-
-
-@dataclass
 class ActorCampaign:
     """Runs two commands on the same small sweep."""
 
-    stage: Stage
-    expected: Snapshot
+    def __init__(self, folder: Path) -> None:
+        self.stage, self.expected = sweep_stage(folder)
+        self.output_files = self.stage.output_files
 
-    @classmethod
-    def prepare(cls, folder: Path) -> ActorCampaign:
-        """Run the sweep undisturbed."""
-        stage = Stage(folder / "actors")
-        stage.prepare()
-        return cls(stage, undisturbed(stage))
+    def faults(self, generator: random.Random) -> Sequence[str]:
+        """Return every pair by turns, at random delays."""
+        return [f"actors/{pair}/{generator.randrange(LONGEST_DELAY)}" for pair in 50 * PAIRS]
 
-    def output_files(self) -> list[Path]:
-        """Return the files with what the commands of the last fault printed."""
-        return self.stage.output_files()
+    def row(self, address: str) -> str:
+        """Return the pair."""
+        return address.split("/")[1]
 
-    def close(self) -> None:
-        """End nothing: no process outlives its fault."""
-
-    def faults(self, seed: int) -> list[ActorFault]:
-        """Return every pair by turns, at delays drawn from `seed`."""
-        generator = random.Random(seed)
-        return [
-            ActorFault(pair=pair, milliseconds=generator.randrange(LONGEST_DELAY))
-            for _ in range(50)
-            for pair in PAIRS
-        ]
-
-    def strike(self, fault: ActorFault) -> list[Finding]:
+    def strike(self, address: str) -> list[Finding]:
         """Run both commands, run the sweep again, and judge."""
+        _, pair, milliseconds = address.split("/")
         stage = self.stage
         stage.restore()
-        stage.control.watch(stage.work)
-        pids = {}
-        for number, name in enumerate(fault.pair.split("+")):
-            time.sleep(number * fault.milliseconds / 1000)
-            arguments = COMMANDS[name]
-            if name == SERVER:
-                arguments = (*arguments, "--port", str(free_port()))
-            pids[name, number] = stage.start(arguments, number=number)
+        names = pair.split("+")
+        pids = []
+        with stage.watching():
+            for number, name in enumerate(names):
+                time.sleep(number * int(milliseconds) / 1000)
+                arguments = COMMANDS[name]
+                if name == SERVER:
+                    arguments = (*arguments, "--port", str(free_port()))
+                pids.append(stage.start(arguments, number=number))
+            server = None
+            if SERVER in names:
+                server = pids.pop()
+            all_ended = stage.wait(pids, server=server)
         findings = []
-        server = pids.get((SERVER, 1))
-        commands = {key: pid for key, pid in pids.items() if pid != server}
-        all_ended = stage.wait(list(commands.values()), server=server)
-        for (name, _), ended in zip(commands, all_ended, strict=True):
+        for name, ended in zip(names, all_ended, strict=False):
             findings += stage.check_end(ended, name)
             if ended.exit_code not in ALLOWED_EXIT_CODES:
                 text = f"{name}: exit code {ended.exit_code} beside another command"
                 findings.append(Finding("misreported", text))
             if ended.exit_code == 2 and "harness: " not in ended.output:
                 findings.append(Finding("misreported", f"{name}: refused, and no line says why"))
-        stage.control.stop()
         (stage.work / "results/runs/campaign/report.html").unlink(missing_ok=True)
-        return findings + run_again(stage, self.expected)
+        return findings + stage.run_again(self.expected)

@@ -11,21 +11,16 @@ an undisturbed one, and to remove what the killed one left: worktrees, scratch f
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from tests.programs.campaign.oracle import Finding, Snapshot, compare
-from tests.programs.campaign.signals import wait_for_role
+from tests.programs.campaign.oracle import Finding, Snapshot, compare, take_snapshot
+from tests.programs.campaign.signals import send
 from tests.programs.campaign.stage import Stage
-from tests.programs.campaign.warm import Ended, is_running
+from tests.programs.campaign.warm import Ended
 from tests.support.repository import Repository
 from tests.support.running import local_profile
 
@@ -39,6 +34,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "rank0", "worker": "worker"}
 SCRATCH_NAMES = re.compile(r"harness-[a-z]+-\w{8}")  # folders of logs, in an error
 LONGEST_DELAY = 4000  # milliseconds
+SMALL = {"own": {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": [8]}}}
 OTHER_LOSSES = """
 from torch.optim import SGD
 
@@ -46,137 +42,61 @@ Slowed.optimizer = lambda self, model: SGD(model.parameters(), lr=0.1)
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class GateFault:
-    """One process of one command that is killed."""
-
-    command: str
-    role: str
-    milliseconds: int
-
-    @property
-    def address(self) -> str:
-        """Return the text that `parse` reads."""
-        return f"gates/{self.command}/{self.role}/{self.milliseconds}"
-
-    @property
-    def row(self) -> str:
-        """Return the row of the table that counts it."""
-        return f"{self.command}: SIGKILL {self.role}"
-
-    @classmethod
-    def parse(cls, address: str) -> GateFault:
-        """Return the fault with an address; raises ValueError."""
-        _, command, role, milliseconds = address.split("/")
-        return cls(command=command, role=role, milliseconds=int(milliseconds))
-
-
-@dataclass
 class GateCampaign:
     """Kills processes of commands that measure a repository of their own."""
 
-    stage: Stage
-    expected: Mapping[str, Snapshot]  # by command
+    def __init__(self, folder: Path) -> None:
+        self.stage = Stage(folder, _write_repository)
+        self.output_files = self.stage.output_files
+        self.expected: dict[str, Snapshot] = {}
+        for name, arguments in COMMANDS.items():
+            self.stage.restore()
+            self.expected[name] = self._snapshot(self.stage.run_undisturbed(arguments))
 
-    @classmethod
-    def prepare(cls, folder: Path) -> GateCampaign:
-        """Make the repository, and run each command undisturbed."""
-        stage = Stage(folder / "gates", write=_write_repository)
-        stage.prepare_files()
-        campaign = cls(stage, {})
-        campaign.expected = {name: campaign._undisturbed(name) for name in COMMANDS}
-        return campaign
+    def faults(self, generator: random.Random) -> Sequence[str]:
+        """Return both commands and all roles by turns, at random moments."""
+        pairs = [(command, role) for role in ROLES for command in COMMANDS]
+        return [
+            f"gates/{command}/{role}/{generator.randrange(LONGEST_DELAY)}"
+            for command, role in 50 * pairs
+        ]
 
-    def output_files(self) -> list[Path]:
-        """Return the files with what the commands of the last fault printed."""
-        return self.stage.output_files()
+    def row(self, address: str) -> str:
+        """Return the command and the role."""
+        _, command, role, _ = address.split("/")
+        return f"{command}: SIGKILL {role}"
 
-    def close(self) -> None:
-        """End nothing: no process outlives its fault."""
-
-    def faults(self, seed: int) -> list[GateFault]:
-        """Return both commands and all roles by turns, at moments drawn from `seed`."""
-        generator = random.Random(seed)
-        faults = []
-        for _ in range(50):
-            for role in ROLES:
-                for command in COMMANDS:
-                    milliseconds = generator.randrange(LONGEST_DELAY)
-                    faults.append(GateFault(command=command, role=role, milliseconds=milliseconds))
-        return faults
-
-    def strike(self, fault: GateFault) -> list[Finding] | None:
+    def strike(self, address: str) -> list[Finding] | None:
         """Kill the process, run the command again, and judge; None if no process was there."""
+        _, name, role, milliseconds = address.split("/")
         stage = self.stage
         stage.restore()
-        stage.control.watch(stage.work)
-        command = stage.start(COMMANDS[fault.command])
-        was_sent = self._kill(fault, command)
-        (ended,) = stage.wait([command])
-        stage.control.stop()
+        with stage.watching():
+            command = stage.start(COMMANDS[name])
+            was_sent = send(stage, ROLES[role], signal.SIGKILL, int(milliseconds), command)
+            (ended,) = stage.wait([command])
         if not was_sent:
             return None
-        findings = stage.check_end(ended, fault.command)
-        if ended.exit_code not in (None, -signal.SIGKILL) and "harness: " not in ended.output:
-            findings += self._check_answer(fault.command, ended)
-        named = set(SCRATCH_NAMES.findall(ended.output))
-        stage.output(0).rename(stage.folder / "output-disturbed")
-        ended = self._run(fault.command)
-        findings += stage.check_end(ended, f"{fault.command} again")
-        findings += compare(self.expected[fault.command], self._snapshot(ended))
+        findings = stage.check_end(ended, name)
+        # It may have had the answer already. Any other ending has to say why.
+        says_why = "harness: " in ended.output or "failed" in ended.output
+        has_answer = self._snapshot(ended).bits == self.expected[name].bits
+        if ended.exit_code not in (None, -signal.SIGKILL) and not says_why and not has_answer:
+            text = f"{name}: exit code {ended.exit_code}, and no line says why"
+            findings.append(Finding("misreported", text))
         # The logs that an error names stay for the user.
+        named = set(SCRATCH_NAMES.findall(ended.output))
+        (stage.folder / "output-0").rename(stage.folder / "output-disturbed")
+        ended = stage.run(COMMANDS[name])
+        findings += stage.check_end(ended, f"{name} again")
+        findings += compare(self.expected[name], self._snapshot(ended))
         return [finding for finding in findings if not named & set(finding.text.split("/"))]
-
-    def _kill(self, fault: GateFault, command: int) -> bool:
-        """Kill the process at its moment; return whether it was still there."""
-        target = command
-        if fault.role != "harness":
-            found = wait_for_role(self.stage, ROLES[fault.role], command)
-            if found is None:
-                return False
-            target = found
-        time.sleep(fault.milliseconds / 1000)
-        if not is_running(target):
-            return False
-        os.kill(target, signal.SIGKILL)
-        return True
-
-    def _check_answer(self, command: str, ended: Ended) -> list[Finding]:
-        """Return a finding if a command that lost a process gives the answer all the same, or none.
-
-        It may have had the answer already. Any other ending has to say why.
-        """
-        if self._snapshot(ended).bits == self.expected[command].bits or "failed" in ended.output:
-            return []
-        text = f"{command}: exit code {ended.exit_code}, and no line says why"
-        return [Finding("misreported", text)]
-
-    def _undisturbed(self, command: str) -> Snapshot:
-        """Run a command, and return what it leaves."""
-        self.stage.restore()
-        ended = self._run(command)
-        findings = self.stage.check_end(ended, command)
-        if ended.exit_code or findings:
-            raise RuntimeError(f"the undisturbed {command}: {findings}\n{ended.output}")
-        return self._snapshot(ended)
-
-    def _run(self, command: str) -> Ended:
-        """Run a command to its end."""
-        self.stage.control.watch(self.stage.work)
-        ended = self.stage.run(COMMANDS[command])
-        self.stage.control.stop()
-        return ended
 
     def _snapshot(self, ended: Ended) -> Snapshot:
         """Return what the oracle sees: the answer, in place of a trial's bits, and what is left."""
-        snapshot = self.stage.snapshot()
-        bits = {"the answer": f"exit code {ended.exit_code}"}
+        snapshot = take_snapshot(self.stage.work)
         return Snapshot(
-            bits=bits,
-            checkpoints={},
-            records=[],
-            unreadable=[],
-            mlflow_runs=[],
+            bits={"the answer": f"exit code {ended.exit_code}"},
             files=frozenset(name for name in snapshot.files if "__pycache__" not in name),
             shared_memory=snapshot.shared_memory,
         )
@@ -184,11 +104,9 @@ class GateCampaign:
 
 def _write_repository(work: Path) -> None:
     """Write a repository whose second commit changes the losses, and a profile."""
-    axes = {"num_workers": 1}
-    repository = Repository(work, matrix=axes, evaluate={"epochs": 1})
-    content = yaml.safe_load(repository.sweep.read_text(encoding="utf-8"))
-    content["workloads"]["own"]["options"] = {"hidden": [8]}
-    repository.sweep.write_text(yaml.safe_dump(content), encoding="utf-8")
+    repository = Repository(
+        work, workloads=SMALL, matrix={"num_workers": 1}, evaluate={"epochs": 1}
+    )
     local_profile(work, slots=2)
     (work / ".gitignore").write_text("__pycache__/\ntmp/\nresults/\n", encoding="utf-8")
     repository.commit("first")

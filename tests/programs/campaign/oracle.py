@@ -15,7 +15,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -64,17 +64,12 @@ class Snapshot:
 
     bits: Mapping[str, str]  # of each trial that is done, by its id
     # The kept checkpoint of each; without those that have none because the disk refused it.
-    checkpoints: Mapping[str, str | None]
-    records: Sequence[str]  # the trial of every record that can be read
-    unreadable: Sequence[str]  # why the other records can't be read
-    mlflow_runs: Sequence[str]  # the trial of every run in MLflow
+    checkpoints: Mapping[str, str | None] = field(default_factory=dict)
+    records: Sequence[str] = ()  # the trial of every record that can be read
+    unreadable: Sequence[str] = ()  # why the other records can't be read
+    mlflow_runs: Sequence[str] = ()  # the trial of every run in MLflow
     files: frozenset[str]  # below the folder, without what is random in their names
-    shared_memory: frozenset[str]
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether every trial with bits is in MLflow once."""
-        return sorted(self.bits) == sorted(self.mlflow_runs)
+    shared_memory: frozenset[str]  # that no process has mapped: it would stay for ever
 
 
 def take_snapshot(work: Path) -> Snapshot:
@@ -95,7 +90,8 @@ def take_snapshot(work: Path) -> Snapshot:
         if record.status == "done":
             bits[record.trial.id] = bits_of(record)
             assert record.rank0 is not None
-            if record.rank0.checkpoint is not None or not _was_refused_a_save(record):
+            was_refused = any(rank.unsaved for rank in record.ranks)
+            if record.rank0.checkpoint is not None or not was_refused:
                 checkpoints[record.trial.id] = record.rank0.checkpoint
     return Snapshot(
         bits=bits,
@@ -121,11 +117,6 @@ def bits_of(record: Record) -> str:
         },
         sort_keys=True,
     )
-
-
-def _was_refused_a_save(record: Record) -> bool:
-    """Return whether the disk did not take a checkpoint, which the record says."""
-    return any(rank.unsaved for rank in record.ranks)
 
 
 def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:
@@ -156,41 +147,36 @@ def check_end(ended: Ended, roles: Mapping[int, str], command: str) -> list[Find
     """Return what is wrong with how a command ended, whatever happened to it."""
     findings = []
     if ended.exit_code is None:
-        findings.append(Finding("hung", f"{command} still ran after {ended.seconds:.0f} s"))
+        findings.append(Finding("hung", f"{command} still ran at its deadline"))
     if "Traceback (most recent call last)" in ended.output:
-        last_line = ended.output.rstrip().rpartition("\n")[2]
-        findings.append(Finding("misreported", f"{command}: traceback: {last_line}"))
+        findings.append(Finding("misreported", f"{command}: traceback: {ended.last_line}"))
     for pid, state in ended.left_behind.items():
         role = roles.get(pid, "program")
         findings.append(Finding("left", f"{command} left the process {role} ({state})"))
     return findings
 
 
-def check_report(ended: Ended, expected: Snapshot, actual: Snapshot, command: str) -> list[Finding]:
-    """Return what a command that runs a sweep says and is not so.
+def check_report(ended: Ended, expected: Snapshot, actual: Snapshot) -> list[Finding]:
+    """Return what `harness run` says and is not so; `actual` was taken when it had ended.
 
-    `actual` was taken when it had ended. A command that was killed says nothing.
+    A command that was killed says nothing.
     """
     if ended.exit_code is None or ended.exit_code < 0:
         return []
     missing = sorted(set(expected.bits) - set(actual.bits))
-    complains = any(complaint in ended.output for complaint in COMPLAINTS)
     if ended.exit_code == 0 and missing:
-        return [Finding("misreported", f"{command}: exit code 0 without {', '.join(missing)}")]
-    if not complains and (ended.exit_code or not actual.is_complete):
-        text = f"{command}: exit code {ended.exit_code}, and no line says why"
-        return [Finding("misreported", text)]
-    return []
+        return [Finding("misreported", f"run: exit code 0 without {', '.join(missing)}")]
+    complains = any(complaint in ended.output for complaint in COMPLAINTS)
+    is_in_mlflow = sorted(actual.bits) == sorted(actual.mlflow_runs)
+    if complains or (ended.exit_code == 0 and is_in_mlflow):
+        return []
+    return [Finding("misreported", f"run: exit code {ended.exit_code}, and no line says why")]
 
 
 def _doubled(noun: str, trials: Iterable[str]) -> list[Finding]:
     """Return a finding for each trial that is listed more than once."""
-    counts = Counter(trials)
-    return [
-        Finding("doubled", f"{trial} has more than one {noun}")
-        for trial, count in counts.items()
-        if count > 1
-    ]
+    doubled = [trial for trial, count in Counter(trials).items() if count > 1]
+    return [Finding("doubled", f"{trial} has more than one {noun}") for trial in doubled]
 
 
 def _mlflow_runs(database: Path) -> list[str]:
@@ -200,11 +186,6 @@ def _mlflow_runs(database: Path) -> list[str]:
     with suppress(sqlite3.Error), closing(sqlite3.connect(database)) as connection:
         return [trial for (trial,) in connection.execute(LIVE_RUNS)]
     return []
-
-
-def mask(path: str) -> str:
-    """Return a path without the random part of a temporary file's name."""
-    return ATTEMPTS.sub("attempt-*", RANDOM_NAMES.sub("*", path))
 
 
 def _files(work: Path) -> frozenset[str]:
@@ -220,20 +201,15 @@ def _files(work: Path) -> frozenset[str]:
         if ATTEMPTS.fullmatch(below.name) and "record.json" not in files:
             folders.clear()  # it was interrupted, and stays as it was
             continue
-        columns = _columns_of_records(Path(folder))
-        for name in (*folders, *files):
-            masked = COLUMN_DIGEST.sub("*", name) if name in columns else name
-            names.add(mask(str(below / masked)))
+        columns = set()
+        for path in Path(folder).glob("record*.json"):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                columns.add(json.loads(path.read_bytes())["arrays"]["file"])
+        for entry in (*folders, *files):
+            masked = COLUMN_DIGEST.sub("*", entry) if entry in columns else entry
+            name = RANDOM_NAMES.sub("*", str(below / masked))
+            names.add(ATTEMPTS.sub("attempt-*", name))
     return frozenset(names)
-
-
-def _columns_of_records(folder: Path) -> set[str]:
-    """Return the names of the files of columns that the headers in a folder name."""
-    named = set()
-    for path in folder.glob("record*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            named.add(json.loads(path.read_bytes())["arrays"]["file"])
-    return named
 
 
 def _unowned_shared_memory() -> frozenset[str]:

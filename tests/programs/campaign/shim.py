@@ -11,8 +11,8 @@ import errno
 import mmap
 import os
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCE = Path(__file__).with_name("faults.c")
 CONTROL_VARIABLE = "CAMPAIGN_CONTROL"  # holds the path of the control page
@@ -23,25 +23,6 @@ MAX_PROCESSES = 256
 
 # What happens at a call, by the number that `faults.c` has for it.
 KILL_BEFORE, KILL_AFTER, FAIL, FAIL_FROM_HERE = range(1, 5)
-ACTIONS = {
-    "kill-before": (KILL_BEFORE, 0),
-    "kill-after": (KILL_AFTER, 0),
-    # Of a disk that is full and stays so: every later write below the root fails too.
-    "full-disk": (FAIL_FROM_HERE, errno.ENOSPC),
-    **{
-        name: (FAIL, getattr(errno, name))
-        for name in (
-            "ENOSPC",
-            "EIO",
-            "ESTALE",
-            "EDQUOT",
-            "EAGAIN",
-            "ENOMEM",
-            "ECONNREFUSED",
-            "ETIMEDOUT",
-        )
-    },
-}
 
 
 class _Process(ctypes.Structure):
@@ -99,8 +80,7 @@ def enter(role: str) -> None:
         library.campaign_enter(role.encode())
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call that was recorded."""
 
     role: str  # of the process
@@ -124,15 +104,20 @@ class Control:
             self._page.recording = 1
         self._page.active = 1
 
-    def arm(self, *, role: str, call: str, pattern: str, number: int, action: str) -> None:
-        """Let a fault strike the `number`-th call of the role that matches; after `watch`."""
-        self._page.role = role.encode()
-        self._page.call = call.encode()
-        self._page.pattern = os.fsencode(pattern)
+    def arm(self, call: Call, number: int, action: str) -> None:
+        """Let a fault strike the `number`-th call of this kind; after `watch`.
+
+        An action is `kill-before`, `kill-after`, the name of an error, or `full-disk`: that stays so,
+        and every later write below the root fails too.
+        """
+        self._page.role = call.role.encode()
+        self._page.call = call.name.encode()
+        self._page.pattern = os.fsencode(call.path)
         self._page.number = number
-        code, error = ACTIONS[action]
-        self._page.error = error
-        self._page.action = code
+        codes = {"kill-before": KILL_BEFORE, "kill-after": KILL_AFTER, "full-disk": FAIL_FROM_HERE}
+        error = "ENOSPC" if action in codes else action
+        self._page.error = getattr(errno, error)
+        self._page.action = codes.get(action, FAIL)
 
     def stop(self) -> None:
         """Stop counting."""
@@ -143,10 +128,6 @@ class Control:
         """Return whether the fault has struck."""
         return bool(self._page.fired)
 
-    def process_ids(self, role: str) -> list[int]:
-        """Return the ids of all processes of a role so far, the newest last."""
-        return [pid for pid, its_role in self.roles().items() if its_role == role]
-
     def roles(self) -> dict[int, str]:
         """Return the role of each process that was started since `watch`, in their order."""
         rows = self._page.processes[: min(self._page.process_count, MAX_PROCESSES)]
@@ -155,8 +136,5 @@ class Control:
 
 def read_calls(log: Path) -> list[Call]:
     """Return the calls that were recorded, in their order."""
-    calls = []
-    for line in log.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        role, name, path = line.split("\t")
-        calls.append(Call(role, name, path))
-    return calls
+    lines = log.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    return [Call(*line.split("\t")) for line in lines]

@@ -32,17 +32,17 @@ import psutil
 from harness.core.processes import die_with_parent
 from harness.launch import forkserver
 from harness.launch.forkserver import PROGRAM
+from harness.launch.forkserver_process import close_files, refuse_threads
 from tests.programs.campaign import shim
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 GRACE = 5.0  # seconds that what a command started may take to end after it
 POLL = 0.01  # seconds
 MODULES = (
-    *forkserver.TORCH,
-    "harness.training.worker",
-    "harness.launch.sweep",
+    *forkserver.PRELOAD,
     "harness.cli.main",
-    "mlflow",
+    "harness.api",
+    "mlflow.store.tracking.sqlalchemy_store",
 )
 
 
@@ -52,33 +52,19 @@ class Ended:
 
     exit_code: int | None  # negative for a signal; None if it hung and was ended
     output: str  # of both its streams
-    seconds: float
     left_behind: Mapping[int, str]  # processes that did not end with it -> their state
 
     @property
-    def was_killed(self) -> bool:
-        """Return whether SIGKILL ended it."""
-        return self.exit_code == -signal.SIGKILL
+    def last_line(self) -> str:
+        """Return the last line that it printed."""
+        return self.output.rstrip().rpartition("\n")[2]
 
 
-def preload(modules: Sequence[str] = MODULES) -> None:
-    """Load what commands import, without starting a thread."""
-    from harness.launch.forkserver_process import refuse_threads
-
-    os.environ.update(forkserver.WITHOUT_THREADS)
-    for module in modules:
+def preload() -> None:
+    """Load what commands import; raises if that starts a thread."""
+    for module in MODULES:
         importlib.import_module(module)
-    for name in forkserver.WITHOUT_THREADS:
-        del os.environ[name]
     refuse_threads()
-
-
-def preload_from(path: Path) -> None:
-    """Load what an earlier command had loaded at its end, as `start` has written it to `path`."""
-    for name in path.read_text(encoding="utf-8").split():
-        if name not in sys.modules:
-            with suppress(Exception):  # a module that only its package can import
-                importlib.import_module(name)
 
 
 def adopt_orphans() -> None:
@@ -92,12 +78,10 @@ def start(
     folder: Path,
     variables: Mapping[str, str],
     output: Path,
-    modules: Path | None = None,
 ) -> int:
     """Return the id of a new process that runs `harness ARGUMENT…` in `folder`.
 
-    `variables` are added to this process's environment. It writes the names of all modules that it
-    has loaded at its end to `modules`.
+    `variables` are added to this process's environment.
     """
     pid = os.fork()
     if pid:
@@ -114,8 +98,6 @@ def start(
         shim.enter("harness")
         subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
         exit_code = _run_command(arguments)
-        if modules is not None:
-            modules.write_text("\n".join(sys.modules), encoding="utf-8")
     except BaseException:
         traceback.print_exc()
     finally:
@@ -141,7 +123,6 @@ def wait(
             awaited.add(server)
             if server not in exit_codes:
                 os.kill(server, signal.SIGINT)
-    seconds = time.monotonic() - started
     left_behind: dict[int, str] = {}
     if exit_codes.keys() >= awaited:
         left_behind = _wait_for_orphans()
@@ -150,7 +131,6 @@ def wait(
         Ended(
             exit_code=exit_codes.get(pid),
             output=output.read_text(encoding="utf-8", errors="replace"),
-            seconds=seconds,
             left_behind=left_behind,
         )
         for pid, output in zip(pids, outputs, strict=True)
@@ -229,8 +209,6 @@ def _execute_child(process: Any, *arguments: Any) -> None:
 
 def _become_forkserver(parameters: Mapping[str, Any]) -> NoReturn:
     """Run the forkserver's program in this process, as Popen's parameters say."""
-    from harness.launch.forkserver_process import close_files
-
     exit_code = 1
     try:
         if parameters["start_new_session"]:

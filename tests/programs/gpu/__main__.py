@@ -23,30 +23,38 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.programs.gpu.outcome import LOG, Outcome, judge, last_line, summary, write
-from tests.programs.gpu.parts import DISTRIBUTIONS, FIRST, OPTIONAL, REQUIRED, Part, parts
+from tests.programs.gpu.outcome import LOG, Outcome, judge, summary, write
+from tests.programs.gpu.parts import FIRST, OPTIONAL, REQUIRED, Part, parts
 
 TOP = Path(__file__).resolve().parents[3]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try all parts, and return the exit code."""
+    """Try all parts, write the page after each, and return the exit code."""
     options = parse(arguments)
+    missing = [name for name in (*REQUIRED, *OPTIONAL) if importlib.util.find_spec(name) is None]
+    print(f"missing packages: {', '.join(missing) or 'none'}", flush=True)
+    needed = [name for name in REQUIRED if name in missing]
+    if needed:
+        print(f"found no {', '.join(needed)}: no part can train without", file=sys.stderr)
+        return 2
     chosen = parts(options.device, small=options.small)
     if options.only:
         chosen = [part for part in chosen if part.name in (FIRST, *options.only)]
-    missing = missing_packages((*REQUIRED, *OPTIONAL))
-    print(f"missing packages: {', '.join(missing) or 'none'}", flush=True)
-    for part in chosen:
-        lacking = [name for name in part.needs if name in missing]
-        if lacking:
-            print(f"  {part.name} is skipped without {', '.join(lacking)}", flush=True)
-    needed = [name for name in REQUIRED if name in missing]
-    if needed:
-        print(f"found no {', '.join(needed)}; {how_to_install(needed)}", file=sys.stderr)
-        return 2
     options.output.mkdir(parents=True, exist_ok=True)
-    return try_all(chosen, options, missing)
+    deadline = time.monotonic() + 60 * options.minutes
+    outcomes: list[Outcome] = []
+    for number, part in enumerate(chosen, start=1):
+        outcome = try_part(part, options, missing, deadline)
+        outcomes.append(outcome)
+        write(options.output, outcomes, options.device, left=len(chosen) - number)
+        row = f"{part.name:20}{outcome.status:12}{outcome.seconds:6.0f} s  {outcome.reason}"
+        print(row.rstrip(), flush=True)
+        if part.name == FIRST and outcome.status != "passed":
+            print(outcome.reason, file=sys.stderr)
+            return 2
+    print(f"{summary(outcomes)}; {options.output / 'page.md'}")
+    return int(any(outcome.status in ("failed", "timed out") for outcome in outcomes))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -62,38 +70,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="of all parts (default 10)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="these parts")
     return parser.parse_args(arguments)
-
-
-def missing_packages(names: Sequence[str]) -> list[str]:
-    """Return the packages that can't be imported, without importing any."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def how_to_install(names: Sequence[str]) -> str:
-    """Return the commands that install packages, with a network and without one."""
-    listed = " ".join(DISTRIBUTIONS.get(name, name) for name in names)
-    return (
-        f"install it: python3 -m pip install {listed}; without a network, get wheels elsewhere with"
-        f" `pip download --no-deps --dest wheels {listed}` for this Python, and install them with"
-        f" `pip install --no-index --find-links wheels {listed}`"
-    )
-
-
-def try_all(chosen: Sequence[Part], options: argparse.Namespace, missing: Sequence[str]) -> int:
-    """Try parts one after the other, write the page after each, and return the exit code."""
-    deadline = time.monotonic() + 60 * options.minutes
-    outcomes: list[Outcome] = []
-    for number, part in enumerate(chosen, start=1):
-        outcome = try_part(part, options, missing, deadline)
-        outcomes.append(outcome)
-        write(options.output, outcomes, options.device, left=len(chosen) - number)
-        row = f"{part.name:20}{outcome.status:12}{outcome.seconds:6.0f} s  {outcome.reason}"
-        print(row.rstrip(), flush=True)
-        if part.name == FIRST and outcome.status != "passed":
-            print(last_line(options.output / FIRST / LOG), file=sys.stderr)
-            return 2
-    print(f"{summary(outcomes)}; {options.output / 'page.md'}")
-    return int(any(outcome.status in ("failed", "timed out") for outcome in outcomes))
 
 
 def try_part(
@@ -118,8 +94,8 @@ def try_part(
     command = [sys.executable, "-m", part.module, str(folder), "--device", options.device]
     start = time.monotonic()
     exit_code = run([*command, *part.arguments], folder / LOG, min(part.seconds, left))
-    real = options.device == "cuda" and not options.small
-    return judge(part, folder, exit_code, time.monotonic() - start, real=real)
+    is_real = options.device == "cuda" and not options.small
+    return judge(part, folder, exit_code, time.monotonic() - start, is_real=is_real)
 
 
 def run(command: Sequence[str], log: Path, seconds: float) -> int | None:

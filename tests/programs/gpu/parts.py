@@ -14,8 +14,6 @@ from typing import Any
 REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil")
 # What some parts need besides, and what makes a part show more.
 OPTIONAL = ("transformers", "tokenizers", "pytest", "yaml", "pynvml")
-# Distributions that are named otherwise than what is imported of them.
-DISTRIBUTIONS = {"yaml": "PyYAML", "pynvml": "nvidia-ml-py"}
 TEXT = ("transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
 PINNED: dict[str, Any] = {"num_workers": 2, "loader.pin_memory": True}
 OFFLOADED: dict[str, Any] = {"fsdp.cpu_offload": True}
@@ -41,42 +39,27 @@ def parts(device: str, *, small: bool) -> list[Part]:
 
     `small` makes each as short as it can be, for a trial of the code rather than of the machine.
     """
-    steps = 12 if small else 300
     return [
         Part(
             name=FIRST,
             shows="the device, torch and the packages",
             module="tests.programs.gpu.machine",
         ),
-        _peaks(small=small),
-        *_trials(steps),
         Part(
-            name="two-ranks",
-            shows="two gloo ranks on one device train as one process does",
-            module="tests.programs.gpu.two_ranks",
+            name="peaks",
+            shows="matrix products in each type, and copies",
+            module="tests.programs.gpu.peaks",
         ),
-        *_races(device, small=small),
+        *_trials(12 if small else 300),
+        *_races(device, "3" if small else "12"),
         *_distilbert(small=small),
         Part(
             name="tests",
             shows="the tests that are marked gpu, and those of NVML and telemetry",
             module="tests.programs.gpu.marked",
-            seconds=90,
             needs=("pytest", "yaml", "pynvml"),
         ),
     ]
-
-
-def _peaks(*, small: bool) -> Part:
-    """Return the part that measures products and copies, which shares of the peak refer to."""
-    arguments = ["--quick"] if small else []
-    return Part(
-        name="peaks",
-        shows="matrix products in each type, and copies",
-        module="tests.programs.gpu.peaks",
-        arguments=arguments,
-        seconds=90,
-    )
 
 
 def _trials(steps: int) -> list[Part]:
@@ -137,38 +120,24 @@ def _trial(
     )
 
 
-def _races(device: str, *, small: bool) -> list[Part]:
-    """Return the comparisons of the harness's loop with the bare one and with the textbook's."""
-    windows = ["--windows", "3" if small else "12"]
+def _races(device: str, windows: str) -> list[Part]:
+    """Return the comparisons of the harness's loop with the bare one, and at its fastest with the textbook's."""
     fast = {"input": "resident"}
     if device == "cuda":
         fast["execution"] = "compile:reduce-overhead"
-    raced = []
+    races = []
     for workload in ("mlp", "cnn"):
-        raced.append(
-            Part(
-                name=f"overhead-{workload}",
-                shows=f"samples/s of the {workload} beside the same loop written bare",
+        for against, axes, goal in (("bare", {}, 0.98), ("textbook", fast, 1.0)):
+            arguments = ["--workload", workload, "--against", against, "--windows", windows]
+            race = Part(
+                name=f"{against}-{workload}",
+                shows=f"samples/s of the {workload} beside the {against} loop",
                 module="tests.programs.gpu.race",
-                arguments=["--workload", workload, "--against", "bare", *windows],
-                seconds=90,
-                goals={"harness : bare": 0.98},
+                arguments=[*arguments, "--axes", json.dumps(axes)],
+                goals={f"harness : {against}": goal},
             )
-        )
-        raced.append(
-            Part(
-                name=f"epochs-{workload}",
-                shows=f"epochs of the {workload} at its fastest beside the textbook's loop",
-                module="tests.programs.gpu.race",
-                arguments=[
-                    *("--workload", workload, "--against", "textbook"),
-                    *("--axes", json.dumps(fast), *windows),
-                ],
-                seconds=90,
-                goals={"harness : textbook": 1.0},
-            )
-        )
-    return raced
+            races.append(race)
+    return races
 
 
 def _distilbert(*, small: bool) -> list[Part]:

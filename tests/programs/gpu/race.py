@@ -15,8 +15,9 @@ from harness.training.entry import load_workload
 from harness.training.ranks import Ranks, choose_device
 from tests.programs.gpu.arguments import leave, parser
 from tests.programs.gpu.train import make_cell
+from tests.programs.perf.comparison import format_interval, ratio_of
 from tests.programs.perf.loops import Bare, Harness, Loop, Textbook
-from tests.programs.perf.race import PLANNED_STEPS, Race, estimate_ratio
+from tests.programs.perf.race import PLANNED_STEPS, Race
 
 BATCH_SIZE = 64
 # A GPU may add up in another order in each run, which training amplifies from step to step. In the first
@@ -55,15 +56,13 @@ def main() -> None:
     if options.against == "bare":
         check_same_losses(race.loops["harness"].losses, race.loops["bare"].losses)
     seconds = race.seconds["harness"]
-    ratio = estimate_ratio(seconds, race.seconds[options.against])
-    leave(
-        options.folder,
-        {
-            f"harness : {options.against}": ratio.mean,
-            "95% interval": f"[{ratio.low:.3f}, {ratio.high:.3f}]",
-            "samples/s": steps * BATCH_SIZE / float(np.median(seconds)),
-        },
-    )
+    ratio = ratio_of(seconds, race.seconds[options.against])
+    figures = {
+        f"harness : {options.against}": ratio.mean,
+        "95% interval": format_interval(ratio),
+        "samples/s": steps * BATCH_SIZE / float(np.median(seconds)),
+    }
+    leave(options.folder, figures)
 
 
 def check_same_losses(losses: list[float], bare_losses: list[float]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -40,14 +39,9 @@ def make_cell(
 ) -> Cell:
     """Return a cell of a built-in workload that is evaluated once, at its end."""
     settings: dict[str, Any] = {"options": dict(options or {}), "data": DATA[workload]}
+    identity = {"uses": workload, **settings, "files": None}
     return Cell(
-        workload=WorkloadRef(
-            label=workload,
-            uses=workload,
-            options=settings["options"],
-            data=settings["data"],
-            identity={"uses": workload, **settings, "files": None},
-        ),
+        workload=WorkloadRef(label=workload, uses=workload, identity=identity, **settings),
         axes=Axes(**axes),
         length=Length(steps=steps),
         evaluate=Length(steps=steps),
@@ -100,17 +94,12 @@ def figures_of(record: Record) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line's options."""
+def main() -> int:
+    """Train, leave the figures, and return the exit code: 1 where equal runs differ."""
     arguments = parser()
     arguments.add_argument("--cell", type=json.loads, required=True)
     arguments.add_argument("--times", type=int, default=1)
-    return arguments.parse_args()
-
-
-def main() -> int:
-    """Train, leave the figures, and return the exit code: 1 where equal runs differ."""
-    options = parse()
+    options = arguments.parse_args()
     cell = make_cell(**options.cell)
     digests = []
     for number in range(options.times):

@@ -30,16 +30,15 @@ from harness.records.files import read_record
 from harness.records.running import Heartbeat, read_heartbeats
 from harness.sweep.cell import Trial
 from harness.sweep.sweep import load_sweep
-from tests.programs.mutants.kills import (
+from tests.programs.mutants.interruptions import (
     EVERY,
-    KillCounts,
+    Counts,
     computed_twice,
     has_computed,
     is_saving,
+    problem,
     settings,
 )
-from tests.programs.mutants.resumes import problem
-from tests.programs.mutants.trials import STEPS
 from tests.slurm.cluster import Slurm
 from tests.slurm.daemons import missing, running
 from tests.slurm.sweeps import FINAL_STATES, submit, trial_rows
@@ -51,7 +50,7 @@ TARGETS = ("rank", "all ranks", "leader", "slurmd", "node")
 STEP_SECONDS = 0.2
 PAUSE = 6.0  # seconds between two kills, at most
 OUTAGES = (2.0, 16.0)  # seconds without a daemon: less than Slurm's node_timeout, and more
-WAIT_SECONDS = 120.0  # that a kill waits for its step, or for a save to be under way
+WAIT_SECONDS = 120.0  # that a kill waits for a save to be under way
 KILLS_PER_TRIAL = 3  # that are aimed at it
 SUBMISSIONS = 3  # until a trial counts as lost
 DEADLINE = 3000.0  # seconds in which all trials of a submission have to be over
@@ -81,7 +80,7 @@ class SlurmKiller:
     folder: Path
     slurm: Slurm
     seed: int
-    counts: KillCounts = field(default_factory=KillCounts)
+    counts: Counts = field(default_factory=Counts)
 
     def run(self, count: int, minutes: float) -> Iterator[tuple[str, str | None]]:
         """Run rounds until so many SIGKILLs have hit a trial, or the time is over.
@@ -94,7 +93,7 @@ class SlurmKiller:
         sweep, whole = self._write_sweep(), Results(self.folder / "whole")
         self._run_undisturbed(sweep, whole)
         rounds = itertools.count(1)
-        while self.counts.kills.total() < count and time.monotonic() < deadline:
+        while self.counts.strikes.total() < count and time.monotonic() < deadline:
             random = Random(f"slurm {self.seed} {next(rounds)}")
             yield from self._round(random, sweep, whole, count, deadline)
 
@@ -124,7 +123,7 @@ class SlurmKiller:
             while not set(states(results)) <= FINAL_STATES and time.monotonic() < over_at:
                 time.sleep(random.uniform(0, PAUSE))
                 release_held(results)
-                if self.counts.kills.total() < count and time.monotonic() < deadline:
+                if self.counts.strikes.total() < count and time.monotonic() < deadline:
                     self._kill(random, results, trials, kills)
                 else:
                     (self.folder / "hurry").touch()
@@ -168,32 +167,20 @@ class SlurmKiller:
             return
         trial, ranks = random.choice(at_work)
         target, rank = random.choice(TARGETS), random.choice(ranks)
-        in_save = random.random() < 1 / 3
-        outage = random.choice(OUTAGES)
-        # Ranks take longer to start than to train: two of three kills wait for a step of an attempt.
-        step = max(0, random.randrange(-STEPS // 2, STEPS - EVERY))
         began_at, trial_folder = time.time(), folder.trial_folder(trial.id)
-        steps = self.folder / "steps" / trial.cell.workload.label
-
-        def trains() -> bool:
-            """Return whether the attempt that runs has computed a step."""
-            return has_computed(steps, trial_folder.assignment_path.stat().st_mtime)
-
-        def is_due() -> bool:
-            """Return whether the moment has come, or the ranks are gone before."""
-            if not psutil.pid_exists(rank.pid):
-                return True
-            if step and not (trains() and last_step(steps) >= step):
-                return False
-            return not in_save or is_saving(trial_folder, began_at)
-
-        with suppress(TimeoutError):
-            wait_until(is_due, WAIT_SECONDS, every=0.002)
+        if random.random() < 1 / 3:  # in the middle of the next save, or once the rank is gone
+            with suppress(TimeoutError):
+                wait_until(
+                    lambda: is_saving(trial_folder, began_at) or not psutil.pid_exists(rank.pid),
+                    WAIT_SECONDS,
+                    every=0.002,
+                )
         in_save = is_saving(trial_folder, began_at)
-        in_training = trains()
-        if self._strike(target, rank, ranks, outage):
+        steps = self.folder / "steps" / trial.cell.workload.label
+        in_training = has_computed(steps, trial_folder.assignment_path.stat().st_mtime)
+        if self._strike(target, rank, ranks, random.choice(OUTAGES)):
             kills[trial.id] += 1
-            self.counts.kills[target] += 1
+            self.counts.strikes[f"SIGKILL of {target}"] += 1
             self.counts.in_training += in_training
             self.counts.in_saves += in_save
 
@@ -226,17 +213,14 @@ class SlurmKiller:
         folder = results.sweep_folder("line").trial_folder(trial.id)
         undisturbed = whole.sweep_folder("line").trial_folder(trial.id)
         self.counts.trials += 1
-        status = "no record"
+        found: str | None = "no record"
         if folder.record_path.exists():
             record = read_record(folder.record_path)
-            status = f"{record.status}: {record.failure}"
-        if not status.startswith("done"):
-            self.counts.lost.append(f"{trial.cell.workload.label}: {status}")
-            return status
-        found = problem(read_record(undisturbed.record_path).ranks, record.ranks)
-        self.counts.twice += computed_twice(steps / trial.cell.workload.label, kills)
-        if found is not None:
-            self.counts.different.append(f"{trial.cell.workload.label}: {found}")
+            found = f"{record.status}: {record.failure}"
+            if record.status == "done":
+                self.counts.twice += computed_twice(steps / trial.cell.workload.label, kills)
+                found = problem(read_record(undisturbed.record_path).ranks, record.ranks)
+        self.counts.problems += found is not None
         return found
 
 
@@ -250,13 +234,6 @@ def release_held(results: Results) -> None:
     rows = trial_rows(results.path)
     for job in {row["job"] for row in rows if row["job"] and "held" in row["detail"].lower()}:
         subprocess.run(["scontrol", "release", str(job)], check=True)
-
-
-def last_step(steps: Path) -> int:
-    """Return the number of the last step in a file of all that were computed, 0 for none."""
-    if not steps.exists():
-        return 0
-    return int((steps.read_text(encoding="ascii").split() or ["0"])[-1])
 
 
 def living_ranks(folder: TrialFolder) -> list[Heartbeat]:

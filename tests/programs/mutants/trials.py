@@ -57,7 +57,6 @@ class Setting:
     world_size: int
     execution: str = "eager"
     num_workers: int = 0
-    ordered: bool = False
     average: float = 0.0
     static_graph: bool = False
     samples: int = 1024
@@ -66,7 +65,8 @@ class Setting:
     @property
     def name(self) -> str:
         """Return a label for it in a sweep."""
-        return f"{self.strategy}-{self.world_size}-w{self.num_workers}"
+        strategy = f"{self.strategy}-static" if self.static_graph else self.strategy
+        return f"{strategy}-{self.world_size}-w{self.num_workers}"
 
     def sweep(self, **options: Any) -> dict[str, Any]:
         """Return a sweep of it; `options` are the workload's, a defect among them."""
@@ -84,7 +84,6 @@ class Setting:
         options = {
             "dropout": 0.3,
             "samples": self.samples,
-            "ordered": self.ordered,
             "average": self.average,
             **options,
         }
@@ -143,13 +142,10 @@ def start_attempt(
     trial: Trial,
     attempt: int,
     *,
-    saves: CheckpointRules | None = None,
-    strike: StrikeRanks | None = None,
+    saves: CheckpointRules,
+    strike: StrikeRanks,
 ) -> int:
-    """Run one attempt at a trial; return the exit code.
-
-    The other arguments are those of the assignment and of `run_ranks`.
-    """
+    """Run one attempt at a trial; return the exit code."""
     assignment = Assignment(
         trial=trial,
         base_folder=str(folder.path),

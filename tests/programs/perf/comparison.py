@@ -5,24 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from harness.statistics.interval import geometric_mean_interval
+from harness.statistics.interval import Interval, geometric_mean_interval
 
-HEADER = (
-    "what",
-    "harness",
-    "instead",
-    "",
-    "times as fast [95% interval]",
-    "CPU time",
-    "n",
-    "goal",
-    "",
+HEADER = "| what | harness | instead | | times as fast [95% interval] | n | goal | |"
+RULE = "| --- | ---: | ---: | --- | --- | ---: | --- | --- |"
+ROWS_PATH = (
+    "BENCH_ROWS"  # a variable: the file in which a part, a process of its own, leaves its rows
 )
 
 
@@ -31,7 +24,7 @@ class Comparison:
     """How many times as fast the harness is, over pairs that were measured in turn."""
 
     what: str
-    instead: str  # what a user would pick, or what it is held against
+    instead: str  # what a user would pick, or what it is compared with
     unit: str  # of both values, such as samples/s
     ours: float  # the median
     theirs: float  # the median
@@ -39,7 +32,6 @@ class Comparison:
     low: float | None  # the bounds of the 95% interval; None for a single pair
     high: float | None
     count: int  # pairs
-    cpu_ratio: float | None = None  # the same of CPU time, which neighbors disturb less
     goal: float | None = None  # that the ratio should reach
     goal_low: float | None = None  # that the lower bound should reach
 
@@ -52,32 +44,27 @@ class Comparison:
             return False
         return self.ratio >= self.goal
 
-    def cells(self) -> list[str]:
-        """Return the columns of `HEADER`."""
-        interval = f"{self.ratio:.3g}"
+    def line(self) -> str:
+        """Return the row below `HEADER`."""
+        bounds = None
         if self.low is not None and self.high is not None:
-            digits = 3 if self.ratio < 2 else 1
-            interval = f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+            bounds = (self.low, self.high)
         goal = ""
         if self.goal is not None:
             goal = f"≥ {self.goal:g}"
         if self.goal_low is not None:
             goal += f", low end ≥ {self.goal_low:g}"
-        verdict = {None: "", True: "met", False: "not met"}[self.is_met]
-        cpu_ratio = ""
-        if self.cpu_ratio is not None:
-            cpu_ratio = f"{self.cpu_ratio:.3f}"
-        return [
+        cells = [
             self.what,
             _format(self.ours, self.unit),
             _format(self.theirs, self.unit),
             self.instead,
-            interval,
-            cpu_ratio,
+            format_interval(Interval(self.ratio, bounds, self.count)),
             str(self.count),
             goal,
-            verdict,
+            {None: "", True: "met", False: "not met"}[self.is_met],
         ]
+        return f"| {' | '.join(cells)} |"
 
 
 def compare(
@@ -88,16 +75,14 @@ def compare(
     *,
     work: float = 1.0,
     unit: str = "s",
-    cpu: tuple[Sequence[float], Sequence[float]] | None = None,
     goal: float | None = None,
     goal_low: float | None = None,
 ) -> Comparison:
     """Return a row from the seconds of each pair, for the same work.
 
-    Values are `work` over seconds where the unit is a rate, and seconds otherwise. Intervals are
-    Student's over the logarithms of the ratios.
+    Values are `work` over seconds where the unit is a rate, and seconds otherwise.
     """
-    interval = geometric_mean_interval(_ratios(seconds, other_seconds))
+    interval = ratio_of(seconds, other_seconds)
     low, high = interval.bounds or (None, None)
     ours, theirs = median(seconds), median(other_seconds)
     if unit.endswith("/s"):
@@ -112,15 +97,25 @@ def compare(
         low=low,
         high=high,
         count=interval.count,
-        cpu_ratio=geometric_mean_interval(_ratios(*cpu)).mean if cpu else None,
         goal=goal,
         goal_low=goal_low,
     )
 
 
-def _ratios(seconds: Sequence[float], other_seconds: Sequence[float]) -> list[float]:
-    """Return how many times as long the other took in each pair."""
-    return [theirs / ours for ours, theirs in zip(seconds, other_seconds, strict=True)]
+def ratio_of(seconds: Sequence[float], other_seconds: Sequence[float]) -> Interval:
+    """Return how many times as fast as the other it is, over pairs of seconds for the same work."""
+    pairs = zip(seconds, other_seconds, strict=True)
+    return geometric_mean_interval([theirs / ours for ours, theirs in pairs])
+
+
+def format_interval(interval: Interval) -> str:
+    """Return an interval as in `1.42 [1.40, 1.44]`."""
+    digits = 3 if interval.mean < 2 else 1
+    text = f"{interval.mean:.{digits}f}"
+    if interval.bounds is None:
+        return text
+    low, high = interval.bounds
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _format(value: float, unit: str) -> str:
@@ -131,16 +126,7 @@ def _format(value: float, unit: str) -> str:
 
 def markdown_table(rows: Sequence[Comparison]) -> str:
     """Return the rows as a table of Markdown."""
-    lines = [
-        f"| {' | '.join(HEADER)} |",
-        "| --- | ---: | ---: | --- | --- | --- | ---: | --- | --- |",
-    ]
-    lines += [f"| {' | '.join(row.cells())} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-# A part of the benchmark is a process of its own, which leaves its rows in this file.
-ROWS_PATH = "BENCH_ROWS"
+    return "\n".join([HEADER, RULE, *(row.line() for row in rows)]) + "\n"
 
 
 def leave_rows(rows: Sequence[Comparison]) -> None:
@@ -150,6 +136,6 @@ def leave_rows(rows: Sequence[Comparison]) -> None:
         Path(path).write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
 
 
-def read_rows(content: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    """Return rows from what `leave_rows` wrote."""
-    return [Comparison(**row) for row in content]
+def read_rows(path: Path) -> list[Comparison]:
+    """Return the rows that `leave_rows` wrote."""
+    return [Comparison(**row) for row in json.loads(path.read_text(encoding="utf-8"))]

@@ -3,32 +3,25 @@
     python -m tests.programs.perf.error_rates            a minute on one core
     python -m tests.programs.perf.error_rates --quick    a tenth of all traces: whether all of it runs
 
-Every share has its 95% interval (Clopper and Pearson), and the random numbers are seeded. Figures and
-tables are left in results/bench. A quick run leaves them in build/bench.
+Every share has its 95% interval (Clopper and Pearson), and the random numbers are seeded.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
 
-from harness.core.paths import write_atomically
-from harness.statistics.sequential import (
-    confidence_sequence,
-    normal_half_width,
-    running_moments,
-)
-from tests.programs.perf.results import FOLDER, Conditions, Watch, write_results
-from tests.statistics.traces import DIFFERENCES, Numbers, stop
-from tests.support.tree import TOP
+from harness.statistics.interval import mean_by_seed, mean_interval
+from harness.statistics.sequential import confidence_sequence
+from tests.programs.perf.results import Watch, write_results
+from tests.statistics.traces import DIFFERENCES, stop
 
-QUICK_FOLDER = TOP / "build" / "bench"
 LOOKS = 60
 SEED = 31
 ALPHA = 0.05
@@ -37,131 +30,70 @@ SLOWDOWN = 0.02
 SEQUENCES = 20_000  # of differences, for each kind
 NOISES = (0.005, 0.01, 0.015, 0.02, 0.03)  # of a pair's log ratio, standard deviations
 GATE_PAIRS = 30  # that a gate's budget has room for
-RACES = 500  # of equal cells, for each kind of noise
-RACE_CELLS, RACE_BLOCKS = 8, 20
-AXIS_EFFECT = 0.35  # of a level on the logarithm of throughput, standard deviation
-RACE_NOISES = (0.02, 0.05, 0.1)
+CELLS = 20_000  # whose intervals are looked at, of each number of seeds and repeats
+SEEDS_AND_REPEATS = ((2, 5), (3, 3), (5, 1))
+SEED_SPREADS = (0.0, 1.0, 10.0)  # times the noise of a trial
+
+Row = dict[str, str]  # a column's title -> its cell
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """How many of independent tries have a property."""
-
-    count: int
-    tries: int
-
-    def __str__(self) -> str:
-        """Return `4.1% [3.8, 4.4]`, or a dash without tries."""
-        if not self.tries:
-            return "–"
-        low, high = binomtest(self.count, self.tries).proportion_ci()
-        return f"{self.count / self.tries:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+def share(values: Any) -> str:
+    """Return the share of true values, shape (tries,), as in `4.1% [3.8, 4.4]`."""
+    count, tries = int(np.sum(values)), len(values)
+    low, high = binomtest(count, tries).proportion_ci()
+    return f"{count / tries:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def share(values: Any) -> Share:
-    """Return the share of true values, shape (tries,)."""
-    return Share(count=int(np.sum(values)), tries=len(values))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FalseAlarms:
-    """How often equal arms are told apart within `LOOKS` looks."""
-
-    differences: str
-    ever_excluded: Share  # the interval leaves out no difference at some look
-    gate_says_slower: Share  # the gate's one-sided decision, of pairs with a deviation of 2%
-    by_normal_bounds: Share  # as `ever_excluded`, without what widens the interval
-
-
-def false_alarms(kind: str, rows: int) -> FalseAlarms:
-    """Simulate equal arms, whose differences have a mean of 0."""
+def false_alarms(kind: str, rows: int) -> Row:
+    """Return how often equal arms, whose differences have a mean of 0, are told apart."""
     values = DIFFERENCES[kind](np.random.default_rng([SEED, 1]), rows, LOOKS)
     low, high = confidence_sequence(values, ALPHA)
     is_excluded = (low > 0) | (high < 0)
-    is_out = np.abs(running_moments(values).mean) > normal(values)
     decisions = stop(0.02 * values / values.std(), MIN_EFFECT, ALPHA, one_sided=True)
-    return FalseAlarms(
-        differences=kind,
-        ever_excluded=share(np.any(is_excluded, axis=1)),
-        gate_says_slower=share(decisions.sign == -1),
-        by_normal_bounds=share(np.any(is_out, axis=1)),
-    )
+    return {
+        f"equal arms told apart in {LOOKS} looks at {ALPHA:.0%}": kind,
+        "the interval excludes 0": share(np.any(is_excluded, axis=1)),
+        "a gate says slower": share(decisions.sign == -1),
+    }
 
 
-def normal(values: Numbers) -> Numbers:
-    """Return half the widths of the sequence that is exact for independent normal values."""
-    n = np.arange(1.0, values.shape[-1] + 1)
-    return normal_half_width(n, running_moments(values).squares, ALPHA)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Power:
-    """How soon a gate is done, for pairs with a deviation of `noise`."""
-
-    noise: float
-    found: Share  # how often a slowdown of `SLOWDOWN` is found within `LOOKS` pairs
-    pairs: float  # the median until then
-    pairs_of_normal_bounds: float  # the median of the sequence that normal values alone would need
-    passed: Share  # how often equal arms pass within `GATE_PAIRS` pairs
-    pairs_to_pass: float  # the median until then; of those that don't, `GATE_PAIRS`
-
-
-def power(noise: float, rows: int) -> Power:
-    """Simulate arms of which one is slower, and equal ones, with normal noise."""
+def power(noise: float, rows: int) -> Row:
+    """Return how soon a gate is done, for pairs whose log ratios are normal with this deviation."""
     equal = noise * np.random.default_rng([SEED, 2]).standard_normal((rows, LOOKS))
     slower = equal + math.log1p(-SLOWDOWN)
     found = stop(slower, MIN_EFFECT, ALPHA, one_sided=True)
     passed = stop(equal[:, :GATE_PAIRS], MIN_EFFECT, ALPHA, one_sided=True)
-    mean = running_moments(slower).mean
-    by_normal = (mean + normal(slower) < 0) & (mean <= math.log1p(-MIN_EFFECT))
-    first = np.where(by_normal.any(axis=1), by_normal.argmax(axis=1) + 1, LOOKS)
-    return Power(
-        noise=noise,
-        found=share(found.sign == -1),
-        pairs=float(np.median(found.count)),
-        pairs_of_normal_bounds=float(np.median(first)),
-        passed=share(passed.sign >= 0),
-        pairs_to_pass=float(np.median(passed.count)),
-    )
+    return {
+        f"noise of a pair, `--min-effect {MIN_EFFECT:.0%}`": f"{noise:.1%}",
+        f"{SLOWDOWN:.0%} slower, found in {LOOKS}": share(found.sign == -1),
+        "median pairs": f"{np.median(found.count):g}",
+        f"equal, passed in {GATE_PAIRS}": share(passed.sign >= 0),
+        "median pairs ": f"{np.median(passed.count):g}",
+    }
 
 
-def tables(
-    alarms: Sequence[FalseAlarms],
-    powers: Sequence[Power],
-    conditions: Conditions,
-) -> str:
-    """Return the tables as Markdown, with what they were made with."""
-    lines = [
-        f"Equal arms told apart within {LOOKS} looks at {ALPHA:.0%}, of {alarms[0].ever_excluded.tries:,}"
-        " sequences each:",
-        "",
-        "| differences | the interval excludes 0 | a gate says slower | by normal bounds alone |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    for alarm in alarms:
-        lines.append(
-            f"| {alarm.differences} | {alarm.ever_excluded} | {alarm.gate_says_slower}"
-            f" | {alarm.by_normal_bounds} |"
-        )
-    lines += [
-        "",
-        f"Pairs that a gate with `--min-effect {MIN_EFFECT:.0%}` needs, of {powers[0].found.tries:,} each:",
-        "",
-        f"| noise of a pair | {SLOWDOWN:.0%} slower, found in {LOOKS} | median pairs |"
-        f" by normal bounds alone | equal, passed in {GATE_PAIRS} | median pairs |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in powers:
-        lines.append(
-            f"| {row.noise:.1%} | {row.found} | {row.pairs:g} | {row.pairs_of_normal_bounds:g}"
-            f" | {row.passed} | {row.pairs_to_pass:g} |"
-        )
-    packages = conditions.packages
-    lines += [
-        "",
-        f"{conditions.date}, {conditions.commit}, numpy {packages.get('numpy')}; seed {SEED}.",
-    ]
-    return "\n".join(lines) + "\n"
+def coverage(seeds: int, repeats: int, spread: float, rows: int) -> Row:
+    """Return how often a cell's 95% interval has the mean over seeds, which differ by `spread`."""
+    rng = np.random.default_rng([SEED, seeds, repeats])
+    effects = rng.normal(0, spread, (rows, seeds, 1))
+    values = (effects + rng.normal(0, 1, (rows, seeds, repeats))).reshape(rows, -1)
+    seed_of_value = np.repeat(np.arange(seeds), repeats).tolist()
+    covers = []
+    for row in values.tolist():
+        interval = mean_interval(list(mean_by_seed(row, seed_of_value).values()))
+        assert interval.bounds is not None
+        covers.append(interval.bounds[0] <= 0 <= interval.bounds[1])
+    return {
+        "a cell's trials": f"{seeds} seeds × {repeats} repeats",
+        "spread of seeds": f"{spread:g} × the noise",
+        "95% intervals that have the mean": share(covers),
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows of the same columns as Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
@@ -172,19 +104,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of all traces")
     is_quick = parser.parse_args().quick
     part = 10 if is_quick else 1
-    with Watch() as watch:
-        alarms = [false_alarms(kind, SEQUENCES // part) for kind in DIFFERENCES]
-        powers = [power(noise, SEQUENCES // part) for noise in NOISES]
-    conditions = watch.conditions()
+    watch = Watch()
+    cells = itertools.product(SEEDS_AND_REPEATS, SEED_SPREADS)
     figures = {
-        "false_alarms": [asdict(alarm) for alarm in alarms],
-        "power": [asdict(row) for row in powers],
+        "false_alarms": [false_alarms(kind, SEQUENCES // part) for kind in DIFFERENCES],
+        "power": [power(noise, SEQUENCES // part) for noise in NOISES],
+        "coverage": [coverage(*trials, spread, CELLS // part) for trials, spread in cells],
     }
-    folder = QUICK_FOLDER if is_quick else FOLDER
-    path = write_results("statistics", figures, conditions, folder=folder)
-    text = tables(alarms, powers, conditions)
-    write_atomically(path.with_suffix(".md"), text)
-    print(text)
+    tables = "\n".join(table(rows) for rows in figures.values())
+    write_results("statistics", figures, tables, watch, is_quick=is_quick)
 
 
 if __name__ == "__main__":

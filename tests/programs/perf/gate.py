@@ -1,27 +1,21 @@
-"""How soon `harness gate` finds what is slower: `python -m tests.programs.perf.gate`, and with `--busy` beside
-a process that takes a core. Nothing else should run meanwhile.
+"""How soon `harness gate` finds what is slower: `python -m tests.programs.perf.gate`.
 
-Each try is a whole gate of one cell. The slower side spins in every step for so much of the time
-that its steps take anyway, about a millisecond. How often equal code is told apart is what `harness
-certify` measures.
+Each try is a whole gate of one cell; nothing else should run meanwhile. The slower side spins in every
+step for so much of the time that its steps take anyway, about a millisecond. How often equal code is
+told apart is what `harness certify` measures.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import binomtest
 
-from harness.core.errors import parse_percentage
 from harness.core.worktree import Tree
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.statistics.verdict import ALPHA
@@ -30,26 +24,12 @@ from harness.sweep.sweep import load_sweep
 from tests.support.repository import Repository
 
 SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}
-# How much slower, and seconds of measuring.
-CASES = [("2%", 10.0), ("5%", 2.0), ("2.5%", 30.0)]
-BUSY_CASES = [("2.5%", 30.0)]
+CASES = [(0.02, 10.0), (0.05, 2.0), (0.025, 30.0)]  # how much slower, and seconds of measuring
+MIN_EFFECT = 0.01
 
 
-@contextmanager
-def busy_core() -> Iterator[None]:
-    """Have a process compute without a pause for as long as the context lasts."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def tries(
-    slower: float, seconds: float, count: int, min_effect: float, folder: Path
-) -> list[PairedResult]:
-    """As many contests of a workload with itself, the second slower by this share."""
+def try_case(slower: float, seconds: float, tries: int, folder: Path) -> list[PairedResult]:
+    """Measure a workload against itself, the second slower by this share, so many times."""
     keys = {"workloads": {"own": SMALL}, "matrix": {"batch_size": 16}}
     before, now = Repository(folder / "before", **keys), Repository(folder / "now", **keys)
     now.write(slower)
@@ -58,21 +38,19 @@ def tries(
         "b": Tree(name="now", top=before.path, path=now.path),
     }
     sweep = load_sweep(before.sweep)
-    budget = Budget(min_effect=min_effect, seconds=seconds, alpha=ALPHA)
+    budget = Budget(min_effect=MIN_EFFECT, seconds=seconds, alpha=ALPHA)
     results = []
-    for number in range(count):
+    for number in range(tries):
         result = measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), budget)
         results.append(result)
-        print(
-            f"  {number + 1:3}  {result.verdict:12} {(result.ratio or 1) - 1:+.2%}"
-            f"  {result.seconds:4.1f} s, {result.pairs} pairs",
-            flush=True,
-        )
+        change = (result.ratio or 1) - 1
+        spent = f"{result.seconds:4.1f} s, {result.pairs} pairs"
+        print(f"  {number + 1:3}  {result.verdict:12} {change:+.2%}  {spent}", flush=True)
     return results
 
 
 def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
-    """How many were right, with a 95% interval (Clopper and Pearson)."""
+    """Return how many were right, with a 95% interval (Clopper and Pearson)."""
     verdicts = Counter(result.verdict for result in results)
     low, high = binomtest(verdicts["slower"], len(results)).proportion_ci()
     spent = np.median([result.seconds for result in results])
@@ -84,29 +62,17 @@ def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
 
 
 def main() -> None:
+    """Try all cases, and print how many tries of each were right."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs.perf.gate", description=__doc__)
     parser.add_argument("--tries", type=int, default=20, help="of each case (default 20)")
-    parser.add_argument("--slower", help="one case only, as in 2%%")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of measuring, for --slower (default 10)"
-    )
-    parser.add_argument("--min-effect", default="1%", help="change that matters (default 1%%)")
-    parser.add_argument(
-        "--busy", action="store_true", help="measure beside a process that takes a core"
-    )
-    options = parser.parse_args()
-    cases = BUSY_CASES if options.busy else CASES
-    if options.slower:
-        cases = [(options.slower, options.seconds)]
-    min_effect = parse_percentage(options.min_effect, "--min-effect")
+    tries = parser.parse_args().tries
     lines = []
-    with busy_core() if options.busy else nullcontext():
-        for text, seconds in cases:
-            slower = parse_percentage(text, "--slower")
-            print(f"{text} slower, {seconds:g} s of measuring, load {os.getloadavg()[0]:.1f}")
-            with tempfile.TemporaryDirectory() as name:
-                results = tries(slower, seconds, options.tries, min_effect, Path(name))
-            lines.append(summary(slower, results, seconds))
+    for slower, seconds in CASES:
+        load = os.getloadavg()[0]
+        print(f"{slower:.1%} slower, {seconds:g} s of measuring, load {load:.1f}")
+        with tempfile.TemporaryDirectory() as name:
+            results = try_case(slower, seconds, tries, Path(name))
+        lines.append(summary(slower, results, seconds))
     print("\n".join(lines))
 
 

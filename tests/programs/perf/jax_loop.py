@@ -29,7 +29,6 @@ class JaxLoop:
     """
 
     def __init__(self, assignment: Assignment, folder: Path) -> None:
-        """Start it; raises RuntimeError for an installation without JAX and Optax."""
         is_fp64 = assignment.trial.cell.axes.precision == "fp64"
         self.log_path = folder / "stderr.log"
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,15 +26,6 @@ from harness.training.order import BatchOrder, Indices
 
 Parameters = dict[str, jax.Array]  # by the names of torch's state dict, in torch's shapes
 Forward = Callable[[Parameters, jax.Array], jax.Array]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What FOLDER/recipe.json holds."""
-
-    model: str  # a name in MODELS
-    batch_size: int
-    order_seed: int  # of the order of the batches
 
 
 def mlp(parameters: Parameters, images: jax.Array) -> jax.Array:
@@ -93,7 +83,7 @@ class Training:
     """A training that goes on where it stopped."""
 
     def __init__(self, folder: Path) -> None:
-        recipe = Recipe(**json.loads((folder / "recipe.json").read_text(encoding="utf-8")))
+        recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
         with np.load(folder / "arrays.npz") as arrays:
             self.images = arrays["images"]
             self.labels = arrays["labels"].astype(np.int32)
@@ -102,12 +92,12 @@ class Training:
             self.parameters: Parameters = {name: jnp.asarray(arrays[name]) for name in arrays}
         optimizer = optax.scale_by_adam()  # its defaults are those of torch
         self.moments = optimizer.init(self.parameters)
-        self.train_step = _make_step(MODELS[recipe.model], optimizer)
+        self.train_step = _make_step(MODELS[recipe["model"]], optimizer)
         self.batches = _batches(
             BatchOrder(
                 samples=len(self.images),
-                batch_size=recipe.batch_size,
-                seed=recipe.order_seed,
+                batch_size=recipe["batch_size"],
+                seed=recipe["order_seed"],
                 dp_rank=0,
                 dp_size=1,
             )

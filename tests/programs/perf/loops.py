@@ -1,12 +1,7 @@
-"""One training in several ways: the harness's, the same loop written bare, and what users would pick.
-
-That is the loop of textbooks, by itself, with accelerate and with Lightning Fabric. `make bench` puts
-these two packages into a folder of its own: transformers would load accelerate wherever it is.
-"""
+"""One training in three ways: the harness's, the same loop written bare, and the loop of textbooks."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,15 +64,8 @@ class Bare:
     """
 
     def __init__(
-        self,
-        trial: Trial,
-        workload: Workload,
-        ranks: Ranks,
-        device: torch.device = CPU,
-        *,
-        shares_gradients: bool = True,
+        self, trial: Trial, workload: Workload, ranks: Ranks, device: torch.device = CPU
     ) -> None:
-        """Prepare a rank's training, which needs no other rank unless `shares_gradients`."""
         cell = trial.cell
         samples = load_splits(workload).train
         order = BatchOrder(
@@ -91,7 +79,7 @@ class Bare:
         self.workload = workload
         self.device = device
         self.model = workload.build_model().to(device)
-        if cell.axes.strategy == "ddp" and shares_gradients:
+        if cell.axes.strategy == "ddp":
             self.model = DistributedDataParallel(self.model)
         self.optimizer = workload.optimizer(self.model)
         self.schedule = workload.schedule(self.optimizer, cell.length.in_steps(order.steps))
@@ -138,90 +126,20 @@ class Textbook:
         self.schedule = workload.schedule(
             self.optimizer, trial.cell.length.in_steps(len(samples) // size)
         )
-        self.loader: Any = DataLoader(data_set, batch_size=size, shuffle=True, drop_last=True)
-        self.wrap()
-        self.batches = _epochs(self.loader)
+        loader = DataLoader(data_set, batch_size=size, shuffle=True, drop_last=True)
+        self.batches = _epochs(loader)
         self.losses: list[float] = []
-
-    def wrap(self) -> None:
-        """Have a library prepare model, optimizer and loader; there is none here."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradients."""
-        loss.backward()  # type: ignore[no-untyped-call]
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
             batch = _on_device(tuple(next(self.batches)), self.device)
             self.optimizer.zero_grad()
             loss = self.workload.loss(self.model, batch)
-            self.backward(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if self.schedule is not None:
                 self.schedule.step()
             self.losses.append(loss.item())
-
-
-class Accelerate(Textbook):
-    """The textbook's loop with accelerate, as its tour shows it."""
-
-    def wrap(self) -> None:
-        from accelerate import Accelerator
-
-        self.accelerator = Accelerator(cpu=True)
-        self.model, self.optimizer, self.loader, self.schedule = self.accelerator.prepare(
-            self.model, self.optimizer, self.loader, self.schedule
-        )
-
-    def backward(self, loss: Tensor) -> None:
-        self.accelerator.backward(loss)
-
-
-class LightningFabric(Textbook):
-    """The textbook's loop with Lightning Fabric, as its documentation converts one."""
-
-    def wrap(self) -> None:
-        from lightning_fabric import Fabric
-
-        self.fabric = Fabric(accelerator="cpu", devices=1)
-        self.model, self.optimizer = self.fabric.setup(self.model, self.optimizer)
-        self.loader = self.fabric.setup_dataloaders(self.loader)
-
-    def backward(self, loss: Tensor) -> None:
-        self.fabric.backward(loss)
-
-
-class Floor:
-    """What a step of the MLP can't do without: its products of matrices, and a fused optimizer.
-
-    A layer's product is computed forward, for the gradient of its weights, and for that of its inputs
-    unless it is the first: 8 of three layers.
-    """
-
-    def __init__(self, trial: Trial, workload: Workload) -> None:
-        workload.splits()  # which say how large the images are
-        model = workload.build_model()
-        self.optimizer = workload.optimizer(model)
-        self.layers: list[tuple[Tensor, Tensor, Tensor]] = []  # inputs, weights, output gradients
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear):
-                inputs = torch.randn(trial.cell.axes.batch_size, module.in_features)
-                gradients = torch.randn(trial.cell.axes.batch_size, module.out_features)
-                self.layers.append((inputs, module.weight.detach(), gradients))
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        self.batches: Iterator[Batch] = itertools.repeat(())
-        self.losses: list[float] = []
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            next(self.batches)
-            for number, (inputs, weights, gradients) in enumerate(self.layers):
-                inputs @ weights.T
-                gradients.T @ inputs
-                if number:
-                    gradients @ weights
-            self.optimizer.step()
 
 
 @contextmanager

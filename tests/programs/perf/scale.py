@@ -1,13 +1,11 @@
 """Measures how commands grow with cells, trials, ranks and steps, on generated records.
 
-No trial runs: records are made from a few that are consistent in themselves, and sealed as the
-runner seals them. Every command is a process of its own, of which the wall time and the peak of its
-resident memory are reported.
-
     python -m tests.programs.perf.scale            four minutes, while nothing else should run
     python -m tests.programs.perf.scale --quick    a tenth of all sizes: whether all of it runs
 
-Figures, tables and the plot are left in results/bench. A quick run leaves them in build/bench.
+No trial runs: records are made from a few that are consistent in themselves, and sealed as the
+runner seals them. Each command is a process of its own, of which the wall time and the peak of its
+resident memory are reported.
 """
 
 from __future__ import annotations
@@ -19,24 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
+from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result, write_record
 from harness.sweep.cell import Cell, Length, Trial
 from harness.sweep.validity import ValidityRules
+from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_spec_of
-from tests.programs.perf.growth import Cost, Point, draw, tables
-from tests.programs.perf.results import FOLDER, Watch, write_results
-from tests.programs.perf.tracking import average, deliver_sweep
-from tests.support.tree import TOP
+from tests.programs.perf.results import Watch, write_results
 
 SEEDS = 5
 TRIALS = (100, 1000, 10_000)
@@ -44,17 +40,16 @@ CELLS = (1000, 10_000, 100_000)  # of sweeps that are planned
 RANKS = (8, 64, 1024)  # of trials with the most of STEPS
 STEPS = (100, 1000, 10_000)
 RANKS_OF_STEPS = 64
-COMMANDS = {
-    "`harness status`": ("status", "scale"),
-    "`harness show`": ("show", "scale"),
-    "`harness compare --by`": ("compare", "scale", "--by", "precision"),
-    "`harness compare --effects`": ("compare", "scale", "--effects"),
-    "`harness report`": ("report", "scale"),
-}
+COMMANDS = (
+    ("status", "scale"),
+    ("show", "scale"),
+    ("compare", "scale", "--by", "precision"),
+    ("compare", "scale", "--effects"),
+    ("report", "scale"),
+)
 # Delivering a trial to MLflow takes some hundredths of a second, a hundred times what reading it does.
-COLLECT = ("collect", "scale")
 MOST_COLLECTED = 1000  # trials, of which all deliveries take a minute
-QUICK_FOLDER = TOP / "build" / "bench"
+DELIVERED = 8  # trials that are delivered at once while a sweep runs
 SWEEP = """\
 name: scale
 workloads: {{mlp: null}}
@@ -65,28 +60,62 @@ matrix:
 """
 
 
-def write_records(folder: SweepFolder, trials: int, *, seeds: int = SEEDS) -> list[Trial]:
-    """Leave what a sweep of so many trials leaves, all of them done, and return them.
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What something took at one size."""
 
-    Cells differ in five axes, and half of them are slower. The
-    records of a cell and its seeds have other step times, losses and metrics; they are not flushed
-    to the disk one by one, which would take longer than all else.
+    unit: str  # of the size, in the plural: trials, cells, ranks, steps
+    name: str  # of what was measured
+    size: int
+    seconds: float  # of wall time
+    mib: float  # the peak of the resident memory of its process
+
+
+def tables(points: Sequence[Point]) -> str:
+    """Return a table in Markdown for each unit, in wall seconds and MiB."""
+    parts = []
+    for unit in _distinct(point.unit for point in points):
+        of_unit = [point for point in points if point.unit == unit]
+        sizes = sorted({point.size for point in of_unit})
+        by_size = {(point.name, point.size): point for point in of_unit}
+        parts.append(f"| | {' | '.join(f'{size:,} {unit}' for size in sizes)} |")
+        parts.append("| --- " * (1 + len(sizes)) + "|")
+        for name in _distinct(point.name for point in of_unit):
+            cells = [name]
+            for size in sizes:
+                point = by_size.get((name, size))
+                cells.append(
+                    "–" if point is None else f"{point.seconds:.2g} s, {point.mib:.0f} MiB"
+                )
+            parts.append(f"| {' | '.join(cells)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    """Return each text once, in order of appearance."""
+    return list(dict.fromkeys(texts))
+
+
+def write_records(folder: SweepFolder, trials: Sequence[Trial]) -> None:
+    """Leave the records of these trials, all of them done; half of the cells are slower.
+
+    They are not flushed to the disk one by one, which would take longer than all else.
     """
-    made = []
-    for number in range(trials):
-        cell = cell_of(number // seeds)
-        record = make_record(
-            cell, seed=number % seeds, sweep="scale", step_seconds=0.01 * (1 + number // seeds % 2)
-        )
-        trial_folder = folder.trial_folder(record.trial.id)
+    for trial in trials:
+        step_seconds = 0.02 if trial.cell.axes.precision == "bf16" else 0.01
+        record = make_record(trial.cell, seed=trial.seed, sweep="scale", step_seconds=step_seconds)
+        trial_folder = folder.trial_folder(trial.id)
         trial_folder.path.mkdir(parents=True)
         write_record(trial_folder.record_path, record, durable=False)
-        made.append(record.trial)
-    write_spec_of(folder, "scale", made)
-    return made
 
 
-def cell_of(number: int) -> Cell:
+def trials_of(count: int) -> list[Trial]:
+    """Return so many trials of cells that differ in five axes."""
+    return [Trial(cell=_cell(number // SEEDS), seed=number % SEEDS) for number in range(count)]
+
+
+def _cell(number: int) -> Cell:
     """Return one of any number of cells, as a matrix of five axes has them."""
     rest, precision = divmod(number, 2)
     rest, batch_size = divmod(rest, 8)
@@ -101,11 +130,11 @@ def cell_of(number: int) -> Cell:
     )
 
 
-def measure(*arguments: str | Path) -> Cost:
+def measure(unit: str, size: int, *arguments: str, aside: str | Path) -> Point:
     """Run a command of the harness and return what it took; raises RuntimeError if it failed."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", *map(str, arguments)],
+        [sys.executable, "-m", "harness.cli", *arguments, "--results", str(aside)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -116,49 +145,49 @@ def measure(*arguments: str | Path) -> Cost:
     # 1 and 3 are verdicts of a comparison, which says nothing on stderr.
     if process.returncode not in (0, 1, 3) or (process.returncode and errors):
         raise RuntimeError(errors.decode())
-    return Cost(
-        seconds=time.perf_counter() - began,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        mib=usage.ru_maxrss / 1024,
-    )
+    seconds = time.perf_counter() - began
+    words = [word for word in arguments if word != "scale" and "/" not in word]
+    name = f"`harness {' '.join(words)}`"
+    return Point(unit=unit, name=name, size=size, seconds=seconds, mib=usage.ru_maxrss / 1024)
 
 
 def measure_trials(counts: Sequence[int]) -> Iterator[Point]:
-    """Yield what each command takes by the number of trials."""
+    """Yield what each command takes by the number of trials, and deliveries while a sweep runs."""
     for count in counts:
         with tempfile.TemporaryDirectory() as aside:
-            results = Results(Path(aside))
-            write_records(results.sweep_folder("scale"), count)
-            for name, command in COMMANDS.items():
-                cost = measure(*command, "--results", results.path)
-                yield Point(unit="trials", name=name, size=count, cost=cost)
-            if count <= MOST_COLLECTED:
-                yield from measure_collect(results, count)
-                yield from measure_deliveries(count)
+            folder = Results(Path(aside)).sweep_folder("scale")
+            trials = trials_of(count)
+            write_records(folder, trials)
+            write_spec_of(folder, "scale", trials)
+            for command in COMMANDS:
+                yield measure("trials", count, *command, aside=aside)
+            if count > MOST_COLLECTED:
+                continue
+            yield measure("trials", count, "collect", "scale", aside=aside)
+            again = measure("trials", count, "collect", "scale", aside=aside)
+            yield replace(again, name=f"{again.name}, again")
+        yield in_own_process(measure_deliveries, count)
 
 
-def measure_collect(results: Results, trials: int) -> Iterator[Point]:
-    """Yield what it takes to deliver a recorded sweep, and to do so again."""
-    for name in ("`harness collect`", "`harness collect`, again"):
-        cost = measure(*COLLECT, "--results", results.path)
-        yield Point(unit="trials", name=name, size=trials, cost=cost)
-
-
-def measure_deliveries(trials: int) -> Iterator[Point]:
-    """Yield what a trial's delivery takes while a sweep runs, and what the last one of the sweep does."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        delivery = process.submit(deliver_sweep, trials).result()
-    trial = average(delivery.trials)
-    cost = Cost(seconds=trial.wall, cpu_seconds=trial.cpu, mib=delivery.running_mib)
-    yield Point(
-        unit="trials", name="delivery of a trial while a sweep runs", size=trials, cost=cost
-    )
-    calls = average(delivery.calls)
-    cost = Cost(seconds=calls.wall, cpu_seconds=calls.cpu, mib=delivery.running_mib)
-    name = "its `create_run`, `log_batch` and `set_terminated` alone"
-    yield Point(unit="trials", name=name, size=trials, cost=cost)
-    cost = Cost(seconds=delivery.end.wall, cpu_seconds=delivery.end.cpu, mib=delivery.mib)
-    yield Point(unit="trials", name="the last delivery of a sweep", size=trials, cost=cost)
+def measure_deliveries(count: int) -> Point:
+    """Return what a trial's delivery takes while a sweep of so many trials runs."""
+    with tempfile.TemporaryDirectory() as aside:
+        results = Results(Path(aside))
+        folder = results.sweep_folder("scale")
+        folder.path.mkdir(parents=True)
+        trials = trials_of(count)
+        write_spec_of(folder, "scale", trials)
+        tracker = Tracker(results)
+        tracker.prepare()
+        seconds = 0.0
+        for start in range(0, count - 1, DELIVERED):  # the last trial brings all verdicts
+            batch = trials[start : min(start + DELIVERED, count - 1)]
+            write_records(folder, batch)
+            began = time.perf_counter()
+            tracker.deliver_trials(folder, [trial.id for trial in batch])
+            seconds += time.perf_counter() - began
+    name = "delivery of a trial while a sweep runs"
+    return Point(unit="trials", name=name, size=count, seconds=seconds / count, mib=peak_mib())
 
 
 def measure_plans(counts: Sequence[int]) -> Iterator[Point]:
@@ -173,94 +202,75 @@ def measure_plans(counts: Sequence[int]) -> Iterator[Point]:
         with tempfile.TemporaryDirectory() as aside:
             sweep = Path(aside) / "scale.yaml"
             sweep.write_text(text, encoding="utf-8")
-            cost = measure("plan", sweep, "--results", aside)
-        yield Point(unit="cells", name="`harness plan`", size=count, cost=cost)
+            yield measure("cells", count, "plan", str(sweep), aside=aside)
 
 
 def measure_assemblies(ranks: Sequence[int], steps: Sequence[int]) -> Iterator[Point]:
     """Yield what assembling the record of a trial takes by its ranks, then by its steps."""
     for count in ranks:
-        cost = in_own_process(count, max(steps))
-        name = f"assembling the record of {max(steps):,} steps"
-        yield Point(unit="ranks", name=name, size=count, cost=cost)
+        yield in_own_process(measure_assembly, "ranks", count, max(steps))
     for count in steps:
-        cost = in_own_process(RANKS_OF_STEPS, count)
-        name = f"assembling the record of {RANKS_OF_STEPS} ranks"
-        yield Point(unit="steps", name=name, size=count, cost=cost)
+        yield in_own_process(measure_assembly, "steps", RANKS_OF_STEPS, count)
 
 
-def in_own_process(ranks: int, steps: int) -> Cost:
-    """Return what `measure_assembly` does in a process of its own, whose peak of memory it is."""
+def in_own_process(function: Callable[..., Point], *arguments: object) -> Point:
+    """Call a function in a process of its own, whose peak of memory it reports."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(measure_assembly, ranks, steps).result()
+        return process.submit(function, *arguments).result()
 
 
-def show(point: Point) -> None:
-    """Print one row."""
-    title = f"{point.plain_name}, {point.size:,} {point.unit}"
-    cost = point.cost
-    print(
-        f"{title:56}{cost.seconds:9.3f} s{cost.cpu_seconds:9.3f} CPU s{cost.mib:8.0f} MiB",
-        flush=True,
-    )
-
-
-def measure_assembly(ranks: int, steps: int) -> Cost:
-    """Return what it takes to assemble and write the record of a trial, without making its ranks.
-
-    Memory is the peak of this process, so that a process measures one trial.
-    """
-    once = Length(steps=steps)
+def measure_assembly(unit: str, ranks: int, steps: int) -> Point:
+    """Return what it takes to assemble and write the record of a trial, without making its ranks."""
     cell = make_cell(strategy="ddp", world_size=ranks, batch_size=ranks, steps=steps)
-    cell = replace(cell, evaluate=once)
+    cell = replace(cell, evaluate=Length(steps=steps))
     (rank,) = make_record(replace(cell, axes=make_cell().axes)).ranks
     with tempfile.TemporaryDirectory() as aside:
         folder = TrialFolder(Path(aside))
         for number in range(ranks):
             rank0 = rank.rank0 if number == 0 else None
-            result = replace(rank, rank=number, rank0=rank0)
-            write_rank_result(folder.result_path(number), result)
+            write_rank_result(folder.result_path(number), replace(rank, rank=number, rank0=rank0))
         assignment = Assignment(trial=Trial(cell=cell, seed=0, repeat=0), base_folder=".")
-        wall, cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         ended = how_ended(folder, ranks, 1.7e9)
         record = assemble("scale", assignment, ended, ValidityRules())
         assert record.summary is not None, record.failure
         write_record(folder.record_path, record)
-        return Cost(
-            seconds=time.perf_counter() - wall,
-            cpu_seconds=time.process_time() - cpu,
-            mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        )
+        seconds = time.perf_counter() - began
+    what = f"{steps:,} steps" if unit == "ranks" else f"{ranks} ranks"
+    size = ranks if unit == "ranks" else steps
+    name = f"assembling the record of {what}"
+    return Point(unit=unit, name=name, size=size, seconds=seconds, mib=peak_mib())
+
+
+def peak_mib() -> float:
+    """Return the peak of this process's resident memory so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
-    """Measure all, print it, and leave figures, tables and the plot."""
+    """Measure all, print it, and leave figures and tables."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.programs.perf.scale", description=__doc__
     )
     parser.add_argument("--quick", action="store_true", help="try whether all of it runs")
-    divisor = 10 if parser.parse_args().quick else 1
-    folder = FOLDER if divisor == 1 else QUICK_FOLDER
+    is_quick = parser.parse_args().quick
+    divisor = 10 if is_quick else 1
     points: list[Point] = []
-    with Watch() as watch:
-        for measured in (
-            measure_plans([count // divisor for count in CELLS]),
-            measure_assemblies(
-                [count // divisor or 1 for count in RANKS], [count // divisor for count in STEPS]
-            ),
-            measure_trials([count // divisor for count in TRIALS]),
-        ):
-            for point in measured:
-                show(point)
-                points.append(point)
-            watch.probe()
-    points.sort(key=lambda point: ("trials", "cells", "ranks", "steps").index(point.unit))
-    conditions = watch.conditions()
+    watch = Watch()
+    for measured in (
+        measure_trials([count // divisor for count in TRIALS]),
+        measure_plans([count // divisor for count in CELLS]),
+        measure_assemblies(
+            [count // divisor or 1 for count in RANKS], [count // divisor for count in STEPS]
+        ),
+    ):
+        for point in measured:
+            took = f"{point.seconds:9.3f} s{point.mib:8.0f} MiB"
+            print(f"{point.name:48}{point.size:8,} {point.unit:8}{took}", flush=True)
+            points.append(point)
+        watch.probe()
     figures = {"points": [asdict(point) for point in points]}
-    path = write_results("scale", figures, conditions, folder=folder)
-    write_atomically(path.with_suffix(".md"), tables(points, conditions))
-    draw(points, path.with_suffix(".png"))
-    print(f"{path}, {path.with_suffix('.md').name} and {path.with_suffix('.png').name} have them.")
+    write_results("scale", figures, tables(points), watch, is_quick=is_quick)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ over micro-steps to a total batch of tokens, scales the rates of all groups, and
 import math
 import os
 import sys
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -45,31 +44,17 @@ if ddp:
 torch.manual_seed(42)
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-        self.project = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.query_key_value(functional.rms_norm(x, (width,))).split(width, dim=-1)
-        x = x + self.project(functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        return x + self.down(functional.relu(self.up(functional.rms_norm(x, (width,)))).square())
-
-
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(64, width)
-        self.layers = nn.ModuleList(Layer() for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
         self.head = nn.Linear(width, 64, bias=False)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = x + functional.relu(layer(functional.rms_norm(x, (width,)))).square()
         return functional.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
 
 
@@ -100,10 +85,9 @@ def batches(split: str):
         yield tokens[:, :-1], tokens[:, 1:]
 
 
-original = Model()
-model: nn.Module = original
-matrices = list(original.layers.parameters())
-others = [*original.embedding.parameters(), *original.head.parameters()]
+model = Model()
+matrices = list(model.layers.parameters())
+others = [*model.embedding.parameters(), *model.head.parameters()]
 adamw = torch.optim.AdamW(others, lr=embedding_lr, betas=(0.8, 0.95), fused=True)
 muon = Momentum(matrices, lr=matrix_lr)
 optimizers = [adamw, muon]
@@ -129,8 +113,7 @@ while True:
     if last_step:
         break
     for _ in range(grad_accum_steps):
-        with nullcontext():
-            loss = model(x, y)
+        loss = model(x, y)
         train_loss = loss.detach()
         (loss / grad_accum_steps).backward()
         x, y = next(train_loader)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import tomllib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,23 @@ from torch.distributed.fsdp import fully_shard
 import harness
 
 
-@dataclass
-class JobConfig:
-    """The settings of a job: those of a file, then those of the command line as `--section.name value`."""
-
-    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def parse(self) -> None:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--job.config_file", dest="file")
-        known, rest = parser.parse_known_args()
-        self.sections = tomllib.loads(Path(known.file).read_text())
-        for name, value in zip(rest[::2], rest[1::2], strict=True):
-            section, _, key = name.removeprefix("--").partition(".")
-            self.sections[section][key] = type(self.sections[section][key])(value)
+def read_settings() -> dict[str, dict[str, Any]]:
+    """Return the settings of a file, then those of the command line as `--section.name value`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job.config_file", dest="file")
+    known, rest = parser.parse_known_args()
+    sections = tomllib.loads(Path(known.file).read_text())
+    for name, value in zip(rest[::2], rest[1::2], strict=True):
+        section, _, key = name.removeprefix("--").partition(".")
+        sections[section][key] = type(sections[section][key])(value)
+    return sections
 
 
 class Trainer:
     """Builds everything from the settings, and trains."""
 
-    def __init__(self, config: JobConfig) -> None:
-        self.config = config.sections
+    def __init__(self, config: dict[str, dict[str, Any]]) -> None:
+        self.config = config
         dist.init_process_group("gloo")
         self.mesh = init_device_mesh(
             "cpu", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("dp",)
@@ -85,15 +80,10 @@ class Trainer:
             self.step += 1
             self.train_step(batches)
 
-    def close(self) -> None:
-        dist.destroy_process_group()
-
 
 if __name__ == "__main__":
-    job = JobConfig()
-    job.parse()
-    trainer = Trainer(job)
+    trainer = Trainer(read_settings())
     try:
         trainer.train()
     finally:
-        trainer.close()
+        dist.destroy_process_group()
