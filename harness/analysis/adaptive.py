@@ -46,7 +46,8 @@ def goal(until: str, budget: str) -> Goal | None:
         seconds = parse_duration(budget, "--budget") if budget else math.inf
         return Goal(half_width=parse_percentage(until, "--until"), budget=seconds)
     if budget:
-        raise BadInput("--budget: found without --until; allowed: both")
+        allowed = "allowed: --until PERCENT --budget DURATION"
+        raise BadInput(f"--budget: found without --until; {allowed}")
     return None
 
 

@@ -51,7 +51,6 @@ class TrialState:
     seed: int
     repeat: int
     state: State
-    is_submitted: bool = False  # to Slurm, and not taken over by a run on this machine
     job: str | None = None  # id of the job that has it and has not ended, as squeue shows it
     nodes: str = ""  # of its job
     step: int | None = None  # that a running trial has reached
@@ -215,7 +214,6 @@ def trial_state(trial: Trial, folder: TrialFolder, owner: Owner) -> TrialState:
         seed=trial.seed,
         repeat=trial.repeat,
         state="missing",
-        is_submitted=submission is not None,
         job=job.id if job else None,
         nodes=job.nodes if job else "",
         throughput_unit=trial.cell.throughput_unit,
