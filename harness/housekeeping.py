@@ -32,7 +32,7 @@ from harness.records.store import (
     replace_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
-from harness.training.best import read_best
+from harness.training.checkpoint import SEAL_FILE, read_seal
 
 REMOVED = ".removed-"  # how folders begin to which sweeps are moved before their files go
 
@@ -162,7 +162,8 @@ def verify_sweep(results: Results, name: str) -> Iterator[str | None]:
         trial_folder = TrialFolder.of_attempt(path.parent)
         best = trial_folder.best_checkpoints
         if best.exists():
-            yield _problem(partial(read_best, trial=trial_folder.path.name), best)
+            of_trial = {"trial": trial_folder.path.name}
+            yield _problem(partial(read_seal, conditions=of_trial), best / SEAL_FILE)
         if trial_folder.export_path.exists():
             yield _problem(read_export, trial_folder)
     for path in sorted(folder.path.glob("environments/*")):

@@ -24,7 +24,7 @@ from harness.records.record import Record
 from harness.records.seal import sealed_text
 from harness.records.store import lock, read_spec_content, write_spec
 from harness.sweep.sweep import Sweep
-from harness.training.best import write_best
+from harness.training.checkpoint import write_best
 from tests.factories import make_cell, make_machine, make_record, write_sweep, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command

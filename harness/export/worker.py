@@ -33,10 +33,10 @@ from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.records.record import RankResult
 from harness.records.seal import sealed_text
-from harness.training.best import WEIGHTS_FILE, load_best, read_best
+from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, load_best, read_seal
 from harness.training.entry import joined, load_workload
+from harness.training.execution import apply_matmul_precision
 from harness.training.model import build_model
-from harness.training.precision import apply_matmul_precision
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
@@ -71,7 +71,7 @@ def export(
     samples = load_splits(workload).test
     apply_matmul_precision(axes, device)
     model = build_model(workload, axes, device)
-    seal = read_best(checkpoint, trial.id)
+    seal = read_seal(checkpoint / SEAL_FILE, {"trial": trial.id})
     workload_state = load_best(checkpoint, model)  # the model's buffers are rank 0's
     if workload_state:
         workload.load_state_dict(workload_state)

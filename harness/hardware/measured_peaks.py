@@ -104,7 +104,7 @@ def all_reduce_run(values: torch.Tensor) -> Run:
         """Return the seconds of `calls` calls at the slowest rank."""
         dist.barrier()
         nanoseconds = round(run_here(calls) * 1e9)
-        slowest = -all_reduce_min(values.device, -nanoseconds)[0]  # the maximum
+        slowest = -all_reduce_min(-nanoseconds)[0]  # the maximum
         return slowest / 1e9
 
     return run
@@ -198,7 +198,7 @@ def measure(
             timings += measure_products(device, on_progress)
             timings.append(measure_copy(device, on_progress))
         if ranks.world_size > 1:
-            all_reduce_min(device, 0)  # the other ranks wait here for rank 0
+            all_reduce_min(0)  # the other ranks wait here for rank 0
             timings += measure_all_reduces(device, ranks.world_size, on_progress)
     if not ranks.is_rank_0:
         return None

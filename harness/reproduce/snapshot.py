@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.records.trace import Recording
 from harness.training.build import TrialParts
-from harness.training.fingerprint import full_tensor
+from harness.training.digests import full_tensor
 from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Segment

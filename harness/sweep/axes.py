@@ -144,7 +144,7 @@ class Axes:
     # `set_requires_gradient_sync(False)`.
     grad_accum_steps: Count = 1
     # The order in which the gradients of micro-batches are added up: the one that the backend has, or
-    # that of `harness.training.tree_reduction`, which is the same at any number of ranks.
+    # that of `harness.training.step.TreeStep`, which is the same at any number of ranks.
     reduction: Literal["backend", "tree"] = "backend"
     # `torch.use_deterministic_algorithms(True)` and everything else that `harness.training.determinism` has.
     deterministic: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict
 
 import numpy as np
 from torch import Tensor
@@ -20,11 +21,12 @@ from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
+from harness.records.record import TargetMetric
 from harness.sweep.axes import setting_that_needs_gpu
 from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
-from harness.training.execution import Compiler
-from harness.training.fingerprint import WorkloadState
+from harness.training.digests import WorkloadState
+from harness.training.execution import Compiler, apply_matmul_precision, under_autocast
 from harness.training.loader import make_loader
 from harness.training.model import (
     build_model,
@@ -34,11 +36,10 @@ from harness.training.model import (
     undisturbed,
 )
 from harness.training.order import BatchOrder
-from harness.training.precision import apply_matmul_precision, autocast, under_autocast
-from harness.training.ranks import ParallelMesh, derive_seed, generators_kept, seed_everything
+from harness.training.ranks import Ranks, derive_seed, generators_kept, seed_everything
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep, TreeStep
-from harness.training.stopping import LOSS
+from harness.training.stopping import selection_metric
 from harness.training.strategies import strategy_class
 from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
 
@@ -57,7 +58,7 @@ class TrialParts:
         assignment: Assignment,
         workload: Workload,
         folder: TrialFolder,
-        mesh: ParallelMesh,
+        mesh: Ranks,
         state: TrainingState,
     ) -> None:
         """Build all that a rank trains with, as it is before the first step.
@@ -68,6 +69,10 @@ class TrialParts:
         """
         cell, seed, device = assignment.trial.cell, assignment.trial.seed, mesh.device
         self.assignment, self.workload, self.folder, self.mesh = assignment, workload, folder, mesh
+        self.device = device
+        self.target = TargetMetric(**asdict(workload.target))
+        # The metric by which the best evaluation is chosen.
+        self.selection = selection_metric(cell.stop, self.target)
         self.axes = axes = cell.axes
         self.compiler = Compiler(axes, folder.compiler_cache(mesh.rank), state)
         with state.timed("data"):
@@ -103,17 +108,11 @@ class TrialParts:
                 checkpoint_activations(workload, self.model)
             self.parameter_count = sum(part.numel() for part in self.model.parameters())
             self.strategy = strategy_class(axes.strategy)(axes, mesh, step_clock(device))
-            train_step_class = TreeStep if axes.reduction == "tree" else TrainStep
-            self.train_step = train_step_class(
-                axes=axes,
-                mesh=mesh,
-                seed=seed,
-                workload=workload,
-                model=self.model,
-                strategy=self.strategy,
-                compiler=self.compiler,
-                total_steps=self.total_steps,
-            )
+            step_class = TreeStep if axes.reduction == "tree" else TrainStep
+            self.train_step = step_class(
+                workload, self.model, self.strategy, self.compiler,
+                seed=seed, total_steps=self.total_steps,
+            )  # fmt: skip
             self.optimizer = self.train_step.optimizer
             check_training_mode(workload, self.model)
             # From here on ranks draw different numbers, for dropout on different samples.
@@ -127,14 +126,13 @@ class TrialParts:
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""
         size = self.axes.batch_size // self.mesh.world_size // self.axes.grad_accum_steps
-        return place_batch(self.splits.train.batch(range(size)), self.axes, self.mesh.device)
+        return place_batch(self.splits.train.batch(range(size)), self.axes, self.device)
 
     def result_rows(self, samples: Samples, indices: Sequence[int]) -> Tensor:
         """Evaluate some samples; return a row of float64 for each, on the CPU."""
-        batch = place_batch(samples.batch(indices), self.axes, self.mesh.device)
-        with autocast(self.axes, self.mesh.device):
-            rows = self.workload.evaluate(self.model, batch)
-        return rows.double().cpu()
+        batch = place_batch(samples.batch(indices), self.axes, self.device)
+        evaluate = under_autocast(self.axes, self.device, self.workload.evaluate)
+        return evaluate(self.model, batch).double().cpu()
 
 
 def check_metrics(parts: TrialParts) -> None:
@@ -143,21 +141,18 @@ def check_metrics(parts: TrialParts) -> None:
     The model is the one that was just built, before a strategy has it. Two samples are evaluated, which
     leaves everything as it was.
     """
-    workload, samples, rule = parts.workload, parts.splits.test, parts.assignment.trial.cell.stop
-    with undisturbed(parts.model, parts.mesh.device):
+    workload, samples = parts.workload, parts.splits.test
+    with undisturbed(parts.model, parts.device):
         rows = parts.result_rows(samples, [0, 1][: len(samples)])
         try:
             metrics = workload.metrics(rows)
         except Exception:
             return  # some metrics, such as an area under a curve, are not defined over two samples
-    needed = {workload.target.name: "the workload's target"}
-    if rule is not None and rule.metric == "loss":
-        needed[LOSS.name] = "which stop.metric names"
-    for name, purpose in needed.items():
+    for name in (parts.target.name, parts.selection.name):
         if name not in metrics:
             raise BadInput(
                 f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
-                f" allowed: metrics with {name!r} among them, {purpose}"
+                f" allowed: metrics with {name!r} among them, which the target or stop.metric names"
             )
 
 
@@ -186,7 +181,7 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
     stated = parts.workload.flops_per_sample()
     if stated is not None:
         return float(stated)  # it may be a number of NumPy or torch
-    device = parts.mesh.device
+    device = parts.device
     try:
         with generators_kept(device):
             batch = parts.micro_batch()

@@ -6,6 +6,8 @@ conditions it was written under. The seal is written last, so a checkpoint is wh
 theirs. Each rank reads and checks its own file, and the ranks agree on the newest step that all hold.
 
 Nothing in a file is code: it is loaded with `weights_only=True`.
+
+The weights of the best evaluation are no checkpoint, but for whoever uses the model (`save_best`).
 """
 
 from __future__ import annotations
@@ -16,18 +18,26 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import BadInput, NotApplied, StorageError, one_line
+from harness.core.errors import (
+    BadCheckpoint,
+    BadFile,
+    BadInput,
+    NotApplied,
+    StorageError,
+    one_line,
+)
 from harness.core.files import writing
 from harness.core.paths import fsync_folder, write_atomically
 from harness.records.decode import FileFormat, decode_file
@@ -36,27 +46,60 @@ from harness.records.seal import sealed_text
 from harness.sweep.saving import CheckpointRules
 from harness.training.build import TrialParts
 from harness.training.conditions import describe_conditions, find_mismatch
-from harness.training.fingerprint import plain_copy
-from harness.training.ranks import all_reduce_min, generator_states, restore_generators
+from harness.training.digests import full_tensor, plain_copy
+from harness.training.ranks import (
+    all_reduce_min,
+    broadcast_from_rank_0,
+    generator_states,
+    restore_generators,
+)
 from harness.training.state import COLUMNS, TrainingState
 from harness.training.unsaved import describe_unsaved, find_changes
 
-SEAL_SCHEMA = 5
-SEAL_FORMAT = FileFormat(name="checkpoint's seal", schema=SEAL_SCHEMA, is_sealed=True)
+SEAL_SCHEMA = 6
+SEAL_FORMAT = FileFormat(name="seal of saved tensors", schema=SEAL_SCHEMA, is_sealed=True)
+OF_ANOTHER_RANK = "another rank could not write its part of a checkpoint"
 END_SECONDS = 60.0  # that a file which is being written has to end
 ROW_BYTES = 8 * COLUMNS  # of the series, float64
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
+# The best weights: unsharded parameters and buffers, other state, and the seal of both.
+WEIGHTS_FILE, REST_FILE, SEAL_FILE = "model.safetensors", "rest.pt", "seal.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSeal:
-    """The content of `rank<R>.seal`."""
+class Seal:
+    """What was saved, and under which conditions."""
 
     schema: int = SEAL_SCHEMA
-    sha256: str  # of the rank's file
-    conditions: Mapping[str, str] = field(default_factory=dict)
-    # Why no attempt can resume from it although it is whole; None if one can.
-    unsaved: str | None = None
+    step: int  # optimizer steps done
+    files: Mapping[str, str]  # the SHA-256 of each, by its name in the folder of the seal
+    conditions: Mapping[str, str]  # that must be the same, the trial among them
+
+
+def write_seal(path: Path, step: int, names: Sequence[str], conditions: Mapping[str, str]) -> None:
+    """Seal files that are in the same folder."""
+    files = {name: file_digest(path.with_name(name)) for name in names}
+    seal = Seal(step=step, files=files, conditions=conditions)
+    write_atomically(path, sealed_text(asdict(seal)))
+
+
+def read_seal(path: Path, conditions: Mapping[str, str]) -> Seal:
+    """Return a seal; raises BadFile for other conditions, and for files that are not as they were."""
+    seal = decode_file(Seal, path, SEAL_FORMAT)
+    mismatch = find_mismatch(seal.conditions, conditions)
+    if mismatch is not None:
+        raise BadFile(f"{path.parent}: {mismatch}")
+    for name, digest in seal.files.items():
+        file = path.with_name(name)
+        if not file.exists() or file_digest(file) != digest:
+            raise BadFile(f"{file}: found another SHA-256 than its seal has: it is damaged")
+    return seal
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Checkpointer:
@@ -73,34 +116,41 @@ class Checkpointer:
 
     def __init__(self, parts: TrialParts) -> None:
         """Look at the parts as they are before training, and find the files of this rank."""
-        self._parts, self._step, self._mesh = parts, parts.train_step, parts.mesh
+        self._parts = parts
+        self._step = parts.train_step
+        self._device = parts.device
         self._rank = parts.mesh.rank
         self._has_model = parts.strategy.shards_parameters or self._rank == 0
         self._folder = parts.folder.resume_checkpoints
         self._series_path = self._folder / f"rank{self._rank}.series"
         self._interval = parts.assignment.saves or CheckpointRules()
-        self._before_training = describe_unsaved(parts)
+        self._before_training: dict[str, Any] | None = describe_unsaved(parts)  # until it saves
+        # What training has changed by the first save and no checkpoint has: none is written then.
+        self.unsaved: str | None = None
         # They must be the same for a trial to resume.
         self._conditions = describe_conditions(
-            parts.assignment.trial.id, parts.assignment.packages, parts.mesh.device
+            parts.assignment.trial.id, parts.assignment.packages, parts.device
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._last = time.monotonic()  # when the last save began, or this attempt
-        self._saving = (0, 0.0)  # the step of the save that is under way, and its moment
-        self._written: Future[None] | None = None
+        # Of the save that is under way.
+        self._written: Future[tuple[int, float]] | None = None
+        self.resumed_at = 0  # the steps done by earlier attempts
+        # What a death would go back to, and when that was saved.
+        self.saved_step, self.saved_at = 0, time.time()
 
     # Saving
 
-    def votes(self, step: int) -> tuple[int, int, int]:
+    def votes(self, step: int) -> tuple[bool, bool, bool]:
         """Return what ranks agree on by their smallest numbers: `on_agreement` takes them."""
         written = self._written
-        is_done = written is not None and written.done()
-        has_failed = written is not None and is_done and written.exception() is not None
-        return int(not self._is_due(step)), int(is_done), int(not has_failed)
+        if written is None or not written.done():
+            return not self._is_due(step), False, True
+        return not self._is_due(step), True, written.exception() is None
 
     def _is_due(self, step: int) -> bool:
         """Return whether a save should begin. Of times, rank 0's clock decides."""
-        if step == self._parts.total_steps:
+        if step == self._parts.total_steps or self.unsaved is not None:
             return False
         if self._interval.steps is not None:
             return step % self._interval.steps == 0
@@ -115,25 +165,18 @@ class Checkpointer:
         """
         not_due, all_done, all_written = agreed
         if all_done and self._written is not None:
-            self._finish(self._written, state, is_whole=bool(all_written))
+            written, self._written = self._written, None
+            if all_written:
+                self.saved_step, self.saved_at = written.result()
+                self.remove_old(self.saved_step)
+            else:
+                state.note_unsaved(str(written.exception() or OF_ANOTHER_RANK))
         if not_due or self._written is not None:
             return False
         self._last = time.monotonic()
-        self._saving = (state.step, time.time())
         with state.timed("checkpoint"):
             self._written = self._thread.submit(self.write, self.capture(state))
         return True
-
-    def _finish(self, written: Future[None], state: TrainingState, *, is_whole: bool) -> None:
-        """Note what became of the save; `is_whole` says whether all ranks have written it."""
-        self._written = None
-        step, begun_at = self._saving
-        if is_whole:
-            state.saved_step, state.saved_at = step, begun_at
-            self.remove_old(step)
-        else:
-            problem = written.exception() or "another rank could not write its part"
-            state.note_unsaved(f"step {step} was not saved: {problem}")
 
     def stop(self) -> None:
         """Wait for the file that is being written."""
@@ -147,14 +190,14 @@ class Checkpointer:
         `interrupted_by` is the name of the signal that asked for it. Raises StorageError at every
         rank if one of them can't write its part.
         """
-        problem: str | None = None
+        problem: StorageError | None = None
         try:
             self.write(self.capture(state, interrupted_by))
-        except (StorageError, OSError) as error:  # OSError: a folder that may not be written to
-            problem = str(error)
-        (all_written,) = all_reduce_min(self._mesh.device, problem is None)
+        except StorageError as error:
+            problem = error
+        (all_written,) = all_reduce_min(problem is None)
         if not all_written:
-            raise StorageError(problem or "another rank could not write its part")
+            raise problem or StorageError(OF_ANOTHER_RANK)
         self.remove_old(state.step)
 
     def capture(self, state: TrainingState, interrupted_by: str | None = None) -> dict[str, Any]:
@@ -163,15 +206,20 @@ class Checkpointer:
         Where ranks have replicas, only rank 0 saves the model and its optimizer. Every rank must call
         this.
         """
-        content: dict[str, Any] = {"step": state.step, "at": time.time(), "by": interrupted_by}
-        content |= {"state": state.to_dict(), "unsaved": self.unsaved}
-        parts = self._state_of_parts()  # of all ranks, also if this one has something unsaved
-        if self.unsaved is None:
+        content: dict[str, Any] = {"at": time.time(), "by": interrupted_by}
+        content["state"] = state.to_dict()
+        first_row = self._rows_on_disk()
+        content["rows"] = (first_row, state.rows(first_row))
+        parts = self._state_of_parts()
+        if self._before_training is not None:
+            self.unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
+            self._before_training = None
+        try:
             content |= plain_copy(parts, "checkpoint", _copy_to_host)
-        if self._mesh.device.type == "cuda":
+        except NotApplied as error:
+            self.unsaved = str(error)
+        if self._device.type == "cuda":
             torch.cuda.synchronize()
-        content["first_row"] = self._rows_on_disk()
-        content["rows"] = state.rows(content["first_row"])
         return content
 
     def _state_of_parts(self) -> dict[str, Any]:
@@ -191,29 +239,32 @@ class Checkpointer:
             "schedule": {key: item for key, item in schedule.items() if not callable(item)},
             "scaler": step.scaler.state(),
             "workload": self._parts.workload_state.save(),
-            "random": generator_states(self._mesh.device),
+            "random": generator_states(self._device),
         }
 
-    def write(self, content: dict[str, Any]) -> None:
-        """Write what `capture` returned and seal it.
+    def write(self, content: dict[str, Any]) -> tuple[int, float]:
+        """Write what `capture` returned and seal it; return its step and its moment.
 
-        A thread may call it. Raises StorageError and OSError.
+        A thread may call it. Raises StorageError.
         """
-        folder = self._step_folder(content["step"])
-        path, seal_path = folder / f"rank{self._rank}.pt", self._seal_path(content["step"])
-        with writing(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            seal_path.unlink(missing_ok=True)  # of another attempt
-            self._append_rows(content.pop("first_row"), content.pop("rows"))
-            with path.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            seal = RankSeal(
-                sha256=file_digest(path), conditions=self._conditions, unsaved=content["unsaved"]
-            )
-            write_atomically(seal_path, sealed_text(asdict(seal)))
-            fsync_folder(self._folder)
+        step, seal_path = content["state"]["step"], self._seal_path(content["state"]["step"])
+        path = seal_path.with_suffix(".pt")
+        try:
+            if self.unsaved is not None:
+                raise StorageError(f"{self.unsaved}; the next attempt starts from step 0")
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                seal_path.unlink(missing_ok=True)  # of another attempt
+                self._append_rows(*content.pop("rows"))
+                with path.open("wb") as file:
+                    torch.save(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                write_seal(seal_path, step, [path.name], self._conditions)
+                fsync_folder(self._folder)
+        except (StorageError, OSError) as error:  # OSError: a folder that may not be written to
+            raise StorageError(f"step {step} was not saved: {error}") from error
+        return step, content["at"]
 
     def _append_rows(self, start: int, rows: NDArray[np.float64]) -> None:
         """Write the numbers of the steps from `start` on as the last ones, flushed to the disk."""
@@ -240,18 +291,6 @@ class Checkpointer:
             if other not in kept:
                 shutil.rmtree(self._step_folder(other), ignore_errors=True)
 
-    @cached_property
-    def unsaved(self) -> str | None:
-        """What training has changed by the first save and no checkpoint has; None if trials can resume."""
-        problem = find_changes(self._before_training, describe_unsaved(self._parts))
-        try:
-            plain_copy(self._state_of_parts(), "checkpoint", lambda tensor: tensor)
-        except NotApplied as error:
-            problem = problem or str(error)
-        if problem is not None:
-            print(f"an attempt that is stopped starts again from step 0: {problem}", flush=True)
-        return problem
-
     # Resuming
 
     def resume(self, state: TrainingState) -> None:
@@ -270,6 +309,7 @@ class Checkpointer:
             content = self._restore(step)
             rows = np.fromfile(self._series_path, dtype=np.float64).reshape(-1, COLUMNS)
             state.resume_from(content["state"], rows)
+            self.resumed_at = self.saved_step = step
             lost_seconds = max(0.0, time.time() - content["at"])
             interruption = Interruption(
                 step=step, at=content["at"], signal=content["by"], lost_seconds=lost_seconds
@@ -281,47 +321,42 @@ class Checkpointer:
     def _newest_common_step(self, faults: list[str]) -> int:
         """Return the newest step whose files all ranks hold, -1 if there is none.
 
-        `faults` gets why this rank has passed over newer ones, a line each.
+        `faults` gets why newer ones were passed over, a line each. They lose their seals: parts that this
+        attempt writes must not be taken together with those of an earlier one.
         """
-        checkpoints = self._newest_first()
-        while True:
-            step = next((step for step in checkpoints if self._is_sound(step, faults)), -1)
-            lowest, negated_highest = all_reduce_min(self._mesh.device, step, -step)
-            if lowest == -negated_highest:
-                # Of a newer one, a part of this attempt would be taken together with parts of an earlier.
-                for newer in (step for step in self._newest_first() if step > lowest):
-                    self._seal_path(newer).unlink(missing_ok=True)
-                return lowest
-            if step > lowest:
+        steps: list[int] = broadcast_from_rank_0(self._newest_first())
+        for step in steps:
+            is_sound = self._is_sound(step, faults)
+            (are_all_sound,) = all_reduce_min(is_sound)
+            if are_all_sound:
+                return step
+            if is_sound:
                 faults.append(f"{self._step_folder(step)}: another rank can't resume from it")
-            checkpoints = [step for step in checkpoints if step <= lowest]
+            self._seal_path(step).unlink(missing_ok=True)
+        return -1
 
     def _is_sound(self, step: int, faults: list[str]) -> bool:
         """Return whether this rank can resume from its own file of a checkpoint; else say why not."""
-        folder, name = self._step_folder(step), f"rank{self._rank}.pt"
-        seal_path = self._seal_path(step)
-        if not seal_path.exists():  # the save was never finished
+        path = self._seal_path(step)
+        if not path.exists():  # the save was never finished
             return False
         try:
-            seal = decode_file(RankSeal, seal_path, SEAL_FORMAT)
-            fault = seal.unsaved or find_mismatch(seal.conditions, self._conditions)
-            if fault is None and file_digest(folder / name) != seal.sha256:
-                fault = f"{name}: found another SHA-256 than its seal has: it is damaged"
-            if fault is None and self._rows_on_disk() < step:
-                fault = f"{self._series_path.name}: found {self._rows_on_disk()} steps"
+            read_seal(path, self._conditions)
+            rows = self._rows_on_disk()
+            if rows < step:
+                raise BadFile(f"{self._series_path}: found {rows} steps; needed: {step}")
         except (BadInput, OSError) as error:
-            fault = one_line(error)
-        if fault is not None:
-            faults.append(f"{folder}: {fault}")
-        return fault is None
+            faults.append(one_line(error))
+            return False
+        return True
 
     def _restore(self, step: int) -> Mapping[str, Any]:
         """Restore all parts of the trial; return what this rank has saved."""
-        folder = self._step_folder(step)
-        content = torch.load(folder / f"rank{self._rank}.pt", "cpu", weights_only=True)
+        path = self._seal_path(step).with_suffix(".pt")
+        content: dict[str, Any] = torch.load(path, "cpu", weights_only=True)
         shared = content
         if not self._has_model:
-            shared = torch.load(folder / "rank0.pt", "cpu", weights_only=True)
+            shared = torch.load(path.with_name("rank0.pt"), "cpu", weights_only=True)
         # A trial that had done fewer steps was still arranging itself.
         for _ in range(min(step, self._parts.strategy.arranging_steps)):
             self._rehearse_step()
@@ -329,16 +364,15 @@ class Checkpointer:
         _load_model(model, shared["model"], content["buffers"])
         for name, module in model.named_modules():
             module.training = content["modes"][name]
-        optimizer.load_state_dict(_placed(optimizer, shared["optimizer"]))
+        _load_optimizer(optimizer, shared["optimizer"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(content["requires_grad"][name])
         if self._step.schedule is not None:
             self._step.schedule.load_state_dict(content["schedule"])
         self._step.scaler.restore(content["scaler"])
         self._parts.workload_state.load(content["workload"])
-        restore_generators(content["random"], self._mesh.device)
-        restored: Mapping[str, Any] = content
-        return restored
+        restore_generators(content["random"], self._device)
+        return content
 
     def _rehearse_step(self) -> None:
         """Compute the forward and backward of one micro-batch and drop the gradients.
@@ -366,12 +400,6 @@ class Checkpointer:
         return sorted((int(path.name.removeprefix("step-")) for path in folders), reverse=True)
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _copy_to_host(tensor: Tensor) -> Any:
     """Return a copy of a tensor on the CPU; of a sharded one, this rank's part."""
     if hasattr(tensor, "to_local"):  # a DTensor
@@ -386,15 +414,29 @@ def _copy_to_host(tensor: Tensor) -> Any:
 def _load_model(model: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> None:
     """Restore a model's whole state, and the buffers that this rank had."""
     present = model.state_dict()
-    sharded = {name: _sharded_like(present[name], value) for name, value in saved.items()}
-    model.load_state_dict(sharded)
+    model.load_state_dict({name: _sharded_like(present[name], saved[name]) for name in saved})
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 
 
+def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer's state, sharded as its parameters are."""
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    for number, values in saved["state"].items():
+        for name, value in values.items():
+            values[name] = _sharded_like(parameters[number], value)
+    for group, present in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for name, value in group.items():
+            if isinstance(value, Tensor):  # such as a rate that CUDA graphs read
+                group[name] = value.to(present[name].device)
+    optimizer.load_state_dict(saved)
+
+
 def _sharded_like(tensor: Any, saved: Any) -> Any:
     """Return a saved value as it was: a rank's part of a sharded tensor as a DTensor like `tensor`."""
-    if not (isinstance(saved, dict) and set(saved) == {SHARD}):
+    if not isinstance(saved, dict) or SHARD not in saved:
         return saved
     from torch.distributed.tensor import DTensor
 
@@ -408,16 +450,61 @@ def _sharded_like(tensor: Any, saved: Any) -> Any:
     )
 
 
-def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state of an optimizer with its tensors sharded and placed as the optimizer's are."""
-    parameters = [part for group in optimizer.param_groups for part in group["params"]]
-    states = {}
-    for number, values in saved["state"].items():
-        like = parameters[number]
-        states[number] = {key: _sharded_like(like, value) for key, value in values.items()}
-    groups = [dict(group) for group in saved["param_groups"]]
-    for group, present in zip(groups, optimizer.param_groups, strict=True):
-        for key, value in group.items():
-            if isinstance(value, Tensor):  # such as a rate that CUDA graphs read
-                group[key] = value.to(present[key].device)
-    return {"state": states, "param_groups": groups}
+# The best weights
+
+
+def save_best(parts: TrialParts, state: TrainingState) -> None:
+    """Save the weights as the best so far; every rank must call this, and rank 0 writes.
+
+    What can't be written costs a line and no trial.
+    """
+    weights: dict[str, Tensor] = {}
+    rest = {"workload": parts.workload_state.save(), "extra": {}}
+    for name, value in {**dict(parts.model.named_buffers()), **parts.model.state_dict()}.items():
+        if name.endswith("_extra_state"):  # what a module's get_extra_state() returns
+            rest["extra"][name] = value
+            continue
+        whole = full_tensor(value)
+        if parts.mesh.is_rank_0:  # others keep none of them
+            weights[name] = whole.to_dense().clone(memory_format=torch.contiguous_format)
+    if not parts.mesh.is_rank_0:
+        return
+    trial = parts.assignment.trial.id
+    try:
+        write_best(parts.folder.best_checkpoints, trial, state.step, weights, rest)
+        state.best_saved_step = state.step
+    except Exception as error:  # of the disk, or a tensor that safetensors does not know
+        state.note_unsaved(f"the best model, step {state.step}, was not saved: {one_line(error)}")
+
+
+def write_best(
+    folder: Path, trial: str, step: int, weights: dict[str, Tensor], rest: dict[str, Any]
+) -> None:
+    """Write the weights in place of earlier ones; raises StorageError and OSError."""
+    aside = folder.with_name(f".{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    with writing(folder):
+        aside.mkdir(parents=True)
+        save_file(weights, aside / WEIGHTS_FILE)
+        torch.save(rest, aside / REST_FILE)
+        write_seal(aside / SEAL_FILE, step, [WEIGHTS_FILE, REST_FILE], {"trial": trial})
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+
+
+def load_best(folder: Path, model: nn.Module) -> dict[str, Any]:
+    """Load the weights into an unsharded model; return the workload's own state.
+
+    Raises BadCheckpoint for files that can't be read.
+    """
+    try:
+        rest = torch.load(folder / REST_FILE, "cpu", weights_only=True)
+        weights = load_file(folder / WEIGHTS_FILE)
+        with torch.no_grad():
+            for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+                tensor.copy_(weights[name])
+        model.load_state_dict(rest["extra"], strict=False)
+    except Exception as error:
+        raise BadCheckpoint(f"{folder}: can't be read: {one_line(error)}") from error
+    workload: dict[str, Any] = rest["workload"]
+    return workload

@@ -29,7 +29,7 @@ from harness.sweep.files import (
     files_by_setting,
 )
 from harness.training.determinism import prepare_environment
-from harness.training.ranks import ParallelMesh, Ranks, bind_to_cores, choose_device, process_group
+from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
 from harness.training.strategies import strategy_class
 from workloads.base import Workload
 from workloads.catalog import load_class
@@ -41,7 +41,7 @@ CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
 @contextmanager
 def joined(
     folder: TrialFolder, ranks: Ranks, timeout: float = COLLECTIVE_TIMEOUT
-) -> Iterator[tuple[Assignment, ParallelMesh]]:
+) -> Iterator[tuple[Assignment, Ranks]]:
     """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
 
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
@@ -55,7 +55,7 @@ def joined(
     needed = strategy_class(axes.strategy).needs_process_group
     offloads = axes.fsdp.cpu_offload
     with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
-        yield assignment, ParallelMesh(**vars(ranks), device=device, shard_size=axes.shard_size)
+        yield assignment, replace(ranks, device=device)
 
 
 def prepare_rank(folder: TrialFolder) -> Assignment:

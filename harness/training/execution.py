@@ -1,9 +1,10 @@
-"""torch.compile as the axes ask for it, with counts that prove that it compiled something.
+"""How operations are computed: torch.compile and precision as the axes ask, and the proof that they were used.
 
 torch.compile falls back to eager without an error where it finds nothing to compile, and where a
-frame has been compiled too often. A trial that asked for it and was not compiled must fail rather
-than leave an eager number under another name, so torch's own counters are read after each segment
-of training.
+frame has been compiled too often. A model may opt out of autocast, and a device may lack a type. A trial
+that asked for one of them and did without must fail rather than leave a number under another name. So
+torch's own counters are read after each segment of training, and before the first backward, the graph of
+the loss is searched for a tensor of the type that was asked for.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied, one_line
 from harness.core.files import make_private_folder
 from harness.core.packages import installed_version
 from harness.core.paths import cache_folder
 from harness.records.environment import cpu_info
-from harness.records.record import Compiled
+from harness.records.record import Compiled, LossScale
 from harness.sweep.axes import Axes
 from harness.training.state import TrainingState
 
@@ -38,6 +40,11 @@ RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in 
 # Torch logs the reason where TORCH_LOGS asks for it alone, under either name by its version.
 SKIPPED_CUDA_GRAPH = "not replayed as a CUDA graph; TORCH_LOGS=perf_hints,cudagraphs says why"
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
+F = TypeVar("F", bound=Callable[..., Any])
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# The type in which something must have been computed, by whatever means.
+REQUIRED_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16, "fp64": torch.float64}
+AMPERE = 8  # the major compute capability from which on GPUs have TensorFloat-32
 
 
 def uses_cuda_graphs(axes: Axes, device: torch.device) -> bool:
@@ -62,19 +69,10 @@ def shared_cache() -> Path:
     are in the commands that compile kernels.
     """
     cpu = cpu_info()
-    environment = [
-        sys.version,
-        sysconfig.get_path("include"),
-        torch.__version__,
-        torch.__file__,
-        installed_version("triton"),
-        cpu.get("model name", ""),
-        cpu.get("flags") or cpu.get("Features") or platform.machine(),
-        torch.backends.cpu.get_cpu_capability(),
-        os.environ.get("ATEN_CPU_CAPABILITY", ""),
-        os.environ.get("CXX", ""),
-        platform.libc_ver(),
-    ]
+    environment = [sys.version, torch.__version__, torch.__file__, installed_version("triton")]
+    environment += [cpu.get("model name"), cpu.get("flags"), cpu.get("Features")]
+    environment += [torch.backends.cpu.get_cpu_capability(), os.environ.get("ATEN_CPU_CAPABILITY")]
+    environment += [os.environ.get("CXX"), platform.platform()]  # the C library's version too
     digest = hashlib.sha256(json.dumps(environment).encode()).hexdigest()[:16]
     return cache_folder() / "compile" / digest
 
@@ -173,3 +171,116 @@ class Compiler:
             cache_hits=cache_hits,
             cache_misses=int(inductor["fxgraph_cache_miss"]),
         )
+
+
+# Precision
+
+
+def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
+    """Allow TensorFloat-32 in products and convolutions, or have them in exact fp32.
+
+    Raises NotApplied where the device has no TensorFloat-32.
+    """
+    use_tf32 = axes.precision == "tf32"
+    if use_tf32:
+        major, _ = torch.cuda.get_device_capability(device)
+        if major < AMPERE:
+            raise NotApplied("precision=tf32 is unavailable on this GPU; needed: Ampere or newer")
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
+
+
+def under_autocast(axes: Axes, device: torch.device, function: F) -> F:
+    """Return a function called under autocast, or itself where an idle context would cost time."""
+    if axes.precision not in AUTOCAST_TYPES:
+        return function
+    wrapped: F = torch.autocast(device.type, dtype=AUTOCAST_TYPES[axes.precision])(function)
+    return wrapped
+
+
+def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
+    """Return whether anything that `loss` was computed from was a tensor of `dtype`.
+
+    This is read off the graph of its backward, which disturbs no computation. A compiled graph is
+    one node in it, of which can be seen what goes in, what comes out, and what is saved for
+    backward.
+    """
+    visited: set[Any] = set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        tensors = list(node._input_metadata)
+        if node.name() == "CompiledFunctionBackward":
+            tensors += node.saved_tensors
+        if any(tensor is not None and tensor.dtype == dtype for tensor in tensors):
+            return True
+        pending += [next_node for next_node, _ in node.next_functions]
+    return False
+
+
+class Scaler:
+    """Computes gradients and steps the optimizer; under fp16 with a loss scale.
+
+    The gradients of fp16 underflow to zero unless the loss is scaled up (Micikevicius et al. 2018,
+    arXiv:1710.03740). The scale falls where gradients overflow. All other precisions have the
+    exponents of fp32 and need no scale.
+    """
+
+    def __init__(self, axes: Axes, device: torch.device) -> None:
+        # The precision of which it has yet to be seen that something was computed in it.
+        self.unproven = axes.precision if axes.precision in REQUIRED_TYPES else None
+        # It hands all on as it is for other precisions.
+        self.grad_scaler = torch.amp.GradScaler(device.type, enabled=axes.precision == "fp16")
+        self.skipped_steps = 0
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, times the loss scale if there is one.
+
+        The first call raises NotApplied if nothing that the loss was computed from was in the
+        precision of the axes.
+        """
+        if self.unproven is not None:
+            if not computed_in(REQUIRED_TYPES[self.unproven], loss):
+                raise NotApplied(
+                    f"precision={self.unproven} had no effect: nothing in the first step ran in it"
+                )
+            self.unproven = None
+        self.grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: Optimizer, max_grad_norm: float | None) -> bool:
+        """Step the optimizer; return whether it has moved parameters.
+
+        The norm of all gradients together is first clipped to `max_grad_norm`, None for no limit.
+        Under a loss scale, the step is skipped if gradients are not finite.
+        """
+        if max_grad_norm is not None:
+            # Without the loss scale; this does nothing where there is none.
+            self.grad_scaler.unscale_(optimizer)
+            parameters = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
+            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+        self.grad_scaler.step(optimizer)  # it waits for the device, as to read the scale does
+        scale_before = self.grad_scaler.get_scale()
+        self.grad_scaler.update()
+        is_skipped = self.grad_scaler.get_scale() < scale_before
+        self.skipped_steps += is_skipped
+        return not is_skipped
+
+    def account(self) -> LossScale | None:
+        """Return the loss scale and the steps that were skipped; None without loss scaling."""
+        if not self.grad_scaler.is_enabled():
+            return None
+        return LossScale(scale=self.grad_scaler.get_scale(), skipped_steps=self.skipped_steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"scaler": self.grad_scaler.state_dict(), "skipped": self.skipped_steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state` returned."""
+        self.skipped_steps = state["skipped"]
+        self.grad_scaler.load_state_dict(state["scaler"])

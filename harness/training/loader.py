@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,7 +25,7 @@ from harness.core.errors import NotApplied
 from harness.core.processes import die_with_parent, wait_for_idle_threads
 from harness.sweep.axes import Axes
 from harness.training.order import BatchOrder, Indices
-from harness.training.ranks import derive_seed, generators_kept, seed_generators
+from harness.training.ranks import CPU, derive_seed, generators_kept, seed_generators
 from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples
 
 # A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
@@ -33,7 +33,6 @@ from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, Tensor
 Fetched = tuple[Indices, int, Batch]
 NO_WORKER = -1  # fetched in this process
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
-CPU = torch.device("cpu")
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
 
 
@@ -46,22 +45,21 @@ def make_loader(
     and leaves the generators of training as they are. Raises NotApplied for resident samples that
     can't be moved to `device`.
     """
-    is_resident, samples_device = axes.input == "resident", CPU
-    if is_resident:
-        move: Callable[[torch.device], Samples] | None = getattr(samples, "to", None)
-        if move is None:
-            name = type(samples).__name__
-            raise NotApplied(f"input=resident is unavailable: {name} has no method to(device)")
-        samples, samples_device = move(device), device  # all at once
-    pin_memory = device.type == "cuda" and axes.loader.pin_memory is not False and not is_resident
     stream = BatchStream(
         samples=samples,
-        device=samples_device,
+        device=CPU,
         seed=seed,
         order=order,
         micro_batches=axes.grad_accum_steps if axes.reduction == "tree" else None,
-        pin_memory=pin_memory,
+        pin_memory=device.type == "cuda" and axes.loader.pin_memory is not False,
     )
+    if axes.input == "resident":
+        move = getattr(samples, "to", None)
+        if move is None:
+            name = type(samples).__name__
+            raise NotApplied(f"input=resident is unavailable: {name} has no method to(device)")
+        stream.samples = move(device)  # all at once
+        stream.device, stream.pin_memory = device, False
     if not axes.num_workers:
         return stream
     return _ForkSafeLoader(
@@ -73,7 +71,7 @@ def make_loader(
         persistent_workers=axes.loader.persistent_workers,
         timeout=WORKER_TIMEOUT,
         worker_init_fn=_prepare_worker,
-        pin_memory=pin_memory,
+        pin_memory=stream.pin_memory,
         generator=torch.Generator().manual_seed(derive_seed(seed, order.dp_rank)),
     )
 
@@ -194,15 +192,4 @@ class _ForkSafeLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if sys.version_info < (3, 12):
             wait_for_idle_threads()
-        return _naming_killed_workers(super().__iter__())
-
-
-def _naming_killed_workers(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of workers; raises RuntimeError where one was killed, as torch mostly does."""
-    try:
-        yield from batches
-    except (EOFError, ConnectionError) as error:
-        raise RuntimeError(
-            "DataLoader worker: killed before it handed over its batch; the kernel's log says if it"
-            " was for want of memory"
-        ) from error
+        return super().__iter__()

@@ -21,7 +21,7 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     the most time of their own. Every rank must call this, and the model is another one afterwards.
     The learning rate stays as it is: a schedule may not continue after its end.
     """
-    device = parts.mesh.device
+    device = parts.device
     train_step = parts.train_step
     train_step.schedule = None
     batches = batches_from(parts.loader, parts.order, state.step)
@@ -47,7 +47,7 @@ def _write(profiler: profile, parts: TrialParts) -> None:
     path, sort_by = parts.folder.trace_path(parts.mesh.rank), "self_cpu_time_total"
     path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))  # compressed, as its name ends in .gz
-    if parts.mesh.device.type == "cuda":
+    if parts.device.type == "cuda":
         sort_by = "self_device_time_total"
     table = profiler.key_averages().table(sort_by=sort_by, row_limit=TABLE_ROWS)
     write_atomically(path.with_name(path.name.replace(".json.gz", ".txt")), table)

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,9 +26,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from harness.core.errors import BadInput
 from harness.core.ports import listen
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
+CPU = torch.device("cpu")
 THREADS = Path("/proc/self/task")  # a folder for each thread of this process
 
 
@@ -41,6 +38,7 @@ class Ranks:
     local_rank: int  # on this node
     world_size: int
     may_be_bound: bool = False  # whether the launcher may show each rank its own GPU only
+    device: torch.device = CPU  # this rank's own, once it has joined the others
 
     @staticmethod
     def from_environment() -> Ranks:
@@ -49,14 +47,15 @@ class Ranks:
         Of Slurm's variables it takes one that only steps have. A batch script has SLURM_PROCID too,
         and is no rank.
         """
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         is_slurm_step = "RANK" not in os.environ and "SLURM_STEP_NUM_TASKS" in os.environ
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         if is_slurm_step:
             names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-        rank, local_rank = (int(os.environ.get(name, "0")) for name in names[:2])
-        world_size = int(os.environ.get(names[2], "1"))
         return Ranks(
-            rank=rank, local_rank=local_rank, world_size=world_size, may_be_bound=is_slurm_step
+            rank=int(os.environ.get(names[0], 0)),
+            local_rank=int(os.environ.get(names[1], 0)),
+            world_size=int(os.environ.get(names[2], 1)),
+            may_be_bound=is_slurm_step,
         )
 
     def export(self) -> None:
@@ -74,33 +73,6 @@ class Ranks:
     def host(self) -> str:
         """Return Slurm's name of this node, or the machine's own name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelMesh(Ranks):
-    """This process among ranks that train together, each of which has its share of every batch.
-
-    With a `shard_size`, groups of ranks hold one copy of the model each.
-    """
-
-    device: torch.device  # this rank's own
-    shard_size: int | None = None  # ranks that hold one copy of the model; None: all of them
-
-    @cached_property
-    def device_mesh(self) -> DeviceMesh:
-        """The same ranks as torch's own mesh; every rank must ask for it.
-
-        Its dimensions are those of `fully_shard` for plain and for hybrid sharding, by the names that
-        torch's own documents give them.
-        """
-        from torch.distributed.device_mesh import init_device_mesh
-
-        shape: tuple[int, ...] = (self.world_size,)
-        names: tuple[str, ...] = ("dp_shard",)
-        if self.shard_size is not None:
-            shape = (self.world_size // self.shard_size, self.shard_size)
-            names = ("dp_replicate", "dp_shard")
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
 
 def bind_to_cores(cores: Sequence[int]) -> None:
@@ -124,7 +96,7 @@ def choose_device(
     requested, or there are GPUs, and there is none for this rank.
     """
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+        return CPU
     available = gpus or range(torch.cuda.device_count())
     # Slurm may bind each task to one GPU, which is then the only one that it sees.
     is_bound = ranks.may_be_bound and len(available) == 1
@@ -197,7 +169,7 @@ def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
 def seed_everything(seed: int, *stream: int) -> None:
     """Seed Python, NumPy and torch with `derive_seed(seed, *stream)`, on every device."""
     derived = derive_seed(seed, *stream)
-    seed_generators(derived, torch.device("cpu"))
+    seed_generators(derived, CPU)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(derived)
 
@@ -219,8 +191,8 @@ def generator_states(device: torch.device) -> dict[str, Any]:
     algorithm, keys, *position = np.random.get_state()
     states: dict[str, Any] = {
         "python": random.getstate(),
-        # A NumPy array would need pickle, which `weights_only=True` refuses.
-        "numpy": [algorithm, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position],
+        # An array of NumPy would need pickle, which `weights_only=True` refuses.
+        "numpy": (algorithm, np.asarray(keys).tolist(), *position),
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":
@@ -230,25 +202,20 @@ def generator_states(device: torch.device) -> dict[str, Any]:
 
 def restore_generators(states: dict[str, Any], device: torch.device) -> None:
     """Restore the states that `generator_states` returned."""
-    algorithm, keys, *position = states["numpy"]
     random.setstate(states["python"])
-    np.random.set_state((algorithm, keys.numpy().astype(np.uint32), *position))
+    np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def random_states(device: torch.device) -> list[tuple[str, torch.Tensor]]:
-    """Return the states of all generators that a forward on this device may draw from, as bytes."""
+    """Return the states of all generators that a forward on this device may draw from, by name."""
     states = generator_states(device)
-    _, keys, position, *_ = states.pop("numpy")
     _, python, _ = states.pop("python")
-    words = {
-        "python": torch.tensor(python),
-        "numpy": keys,
-        "numpy (position)": torch.tensor(position),
-    }
-    return [*words.items(), *states.items()]
+    _, keys, position, *_ = states.pop("numpy")
+    named = [("python", torch.tensor(python)), ("numpy", torch.tensor([*keys, position]))]
+    return [*named, *states.items()]
 
 
 @contextmanager
@@ -273,10 +240,11 @@ def derive_seed(seed: int, *stream: int) -> int:
 # Communication. Without a process group, each function returns its result for a single rank.
 
 
-def all_reduce_min(device: torch.device, *values: int) -> list[int]:
+def all_reduce_min(*values: int) -> list[int]:
     """Return the smallest of all ranks' numbers, position by position, at every rank."""
     if not dist.is_initialized():
         return list(values)
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     smallest = torch.tensor(values, dtype=torch.int64, device=device)
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
     return [int(value) for value in smallest]
@@ -289,9 +257,11 @@ def gather(value: Any) -> list[Any]:
     """
     if not dist.is_initialized():
         return [value]
-    is_rank_0 = dist.get_rank() == 0
-    values: list[Any] = [None] * dist.get_world_size() if is_rank_0 else []
-    dist.gather_object(value, values if is_rank_0 else None)
+    if dist.get_rank() != 0:
+        dist.gather_object(value)
+        return []
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(value, values)
     return values
 
 

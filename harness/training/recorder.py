@@ -1,12 +1,11 @@
 """Records the values that a rank computes in training: the trace of a trial that is not measured.
 
-Recorded steps are segments of their own, and nothing is left in the model, the strategy or the
-training step between them.
+Recorded steps are segments of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from harness.records.trace import (
     values_path,
 )
 from harness.training.build import TrialParts
-from harness.training.fingerprint import add_tensor, full_tensor
+from harness.training.digests import add_tensor, full_tensor
 from harness.training.ranks import random_states
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
@@ -58,13 +57,11 @@ class Recorder(Hooks):
         self._micro_step = 0  # that is under way, counted from 1
         self._step = 0  # that is under way, counted from 1
         self._local_gradients: list[tuple[str, str]] = []  # names and digests
-        self._stop_watching: Callable[[], None] | None = None  # the strategy's local gradients
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._detach()
         self._record_evaluations()
         self._file.close()
         if self._recording.values:
@@ -74,23 +71,13 @@ class Recorder(Hooks):
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
-        parts = self._parts
-        self._detach()
-        last_step = self._recording.last_step
-        if self._recording.all_steps or state.step + 1 == last_step:
+        parts, last_step = self._parts, self._recording.last_step
+        if not self._recording.all_steps and state.step + 1 < last_step:
+            return min(stop, last_step - 1)
+        if parts.train_step.observe is observe_nothing:
             parts.train_step.observe = self._observe
-            self._stop_watching = parts.strategy.watch_local_gradients(
-                parts.model, self._on_local_gradient
-            )
-            return stop
-        return min(stop, last_step - 1)
-
-    def _detach(self) -> None:
-        """Have the coming steps run as if there were no recorder."""
-        self._parts.train_step.observe = observe_nothing
-        if self._stop_watching is not None:
-            self._stop_watching()
-            self._stop_watching = None
+            parts.strategy.watch_local_gradients(parts.model, self._on_local_gradient)
+        return stop
 
     def _observe(self, moment: str, micro_step: int, value: Any) -> None:
         """Write the values of a moment of a training step, see `harness.training.step.Observer`."""
@@ -106,7 +93,7 @@ class Recorder(Hooks):
                 self._micro_step = micro_step + 1
                 self._local_gradients.clear()
                 self._write("data", ((f"batch[{n}]", part) for n, part in enumerate(value)))
-                self._write("random", random_states(self._parts.mesh.device))
+                self._write("random", random_states(self._parts.device))
             case "loss":
                 self._write("forward", [("loss", value)])
                 self._write("buffers", model.named_buffers())

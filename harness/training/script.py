@@ -54,8 +54,8 @@ from harness.sweep.cell import (
 )
 from harness.sweep.environment import OF_TORCHRUN
 from harness.sweep.files import check_code, check_files, named_files
+from harness.training.digests import add_tensor, local_part
 from harness.training.entry import environment_of, prepare_rank
-from harness.training.fingerprint import add_tensor
 from harness.training.interruption import SIGNAL
 from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
@@ -70,7 +70,6 @@ from harness.training.script_watch import (
 from harness.training.state import TrainingState
 from harness.training.stopping import LOSS
 from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
-from harness.training.tree_reduction import local_part
 from workloads.importing import make_importable
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
@@ -22,61 +23,60 @@ from harness.records.record import Compiled, Evaluation, Interruption
 from harness.training.order import OrderDigest
 
 COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
+# The fields that a RankResult has too.
+OF_RESULT = (
+    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "compiled", "loader_workers"
+)  # fmt: skip
 
 
 def _empty_phases() -> dict[str, list[float]]:
     return {phase.name: [] for phase in Phase}
 
 
-@dataclass
-class TrainingState:
+class TrainingState(msgspec.Struct):
     """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
-    losses: list[float] = field(default_factory=list)  # of each step, this rank's mean
-    step_seconds: list[float] = field(default_factory=list)  # of each step
+    losses: list[float] = []  # of each step, this rank's mean
+    step_seconds: list[float] = []  # of each step
     # The parts of each step in seconds, by the name of the phase; NaN where they were not timed.
     step_phases: dict[str, list[float]] = field(default_factory=_empty_phases)
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
-    refilled_steps: list[int] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    refilled_steps: list[int] = []
+    evaluations: list[Evaluation] = []
     order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
     loader_workers: int = 0  # how many were seen to deliver batches
-    interruptions: list[Interruption] = field(default_factory=list)
+    interruptions: list[Interruption] = []
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
-    refused_checkpoints: list[str] = field(default_factory=list)
+    refused_checkpoints: list[str] = []
     best_saved_step: int | None = None  # whose weights are kept as the best ones
-    unsaved: list[str] = field(default_factory=list)  # what could not be saved, and why
+    unsaved: list[str] = []  # what could not be saved, and why
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = {}
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
     began_at: float = field(default_factory=time.time)  # of the process, seconds since the epoch
     training_began_at: float | None = None
-    # Of this attempt: the steps done by earlier ones, where it began; what a death would go back to, and
-    # when that was saved; and whether the rank trains at this moment, which other threads read.
-    resumed_at: int = 0
-    saved_step: int = 0
-    saved_at: float = field(default_factory=time.time)
-    in_step: bool = False
+    in_step: bool = False  # whether the rank trains at this moment, which other threads read
 
     def add_steps(
-        self,
-        losses: NDArray[Any],
-        seconds: NDArray[Any],
-        phases: Mapping[str, NDArray[Any]],
+        self, losses: NDArray[Any], seconds: NDArray[Any], phases: Mapping[str, NDArray[Any]]
     ) -> None:
         """Append the numbers of a segment's steps; all arrays have the shape (steps,).
 
         A phase that is missing was not timed.
         """
-        self.losses += losses.tolist()
-        self.step_seconds += seconds.tolist()
-        for name, column in self.step_phases.items():
-            column += phases.get(name, np.full(len(losses), np.nan)).tolist()
+        untimed = np.full(len(losses), np.nan)
+        timed = [phases.get(name, untimed) for name in self.step_phases]
+        self._append(np.column_stack([losses, seconds, *timed]))
 
     def rows(self, start: int) -> NDArray[np.float64]:
         """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
         return np.column_stack([column[start:] for column in self._columns()])
+
+    def _append(self, rows: NDArray[np.float64]) -> None:
+        """Append what `rows` returned."""
+        for column, values in zip(self._columns(), rows.T, strict=True):
+            column += values.tolist()
 
     def _columns(self) -> list[list[float]]:
         """Return the columns of `rows`."""
@@ -84,9 +84,8 @@ class TrainingState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
-        content: dict[str, Any] = msgspec.to_builtins(
-            replace(self, losses=[], step_seconds=[], step_phases=_empty_phases())
-        )
+        bare = replace(self, losses=[], step_seconds=[], step_phases=_empty_phases())
+        content: dict[str, Any] = msgspec.to_builtins(bare)
         return content
 
     def resume_from(self, content: Mapping[str, Any], rows: NDArray[np.float64]) -> None:
@@ -95,30 +94,25 @@ class TrainingState:
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.
         """
-        phases_of_this_attempt = self.phases
-        vars(self).update(vars(msgspec.convert(content, TrainingState)))
-        for column, values in zip(self._columns(), rows.T, strict=True):
-            column += values.tolist()
-        for phase, seconds in phases_of_this_attempt.items():
-            self.add_seconds(phase, seconds)
-        self.resumed_at = self.saved_step = self.step
-        self.saved_at, self.in_step = time.time(), False
+        earlier = msgspec.convert(content, TrainingState)
+        for phase, seconds in self.phases.items():
+            earlier.add_seconds(phase, seconds)
+        for name in content:
+            setattr(self, name, getattr(earlier, name))
+        self.in_step = False
+        self._append(rows)
 
     def result(self) -> dict[str, Any]:
         """Return those fields of a RankResult that a trial leaves even if it fails."""
-        step_phases = {}
+        fields = {name: getattr(self, name) for name in OF_RESULT}
+        fields["order_sums"] = self.order_digest.sums
+        fields["loss"] = np.asarray(self.losses, dtype=np.float32)
+        fields["step_seconds"] = np.asarray(self.step_seconds, dtype=np.float64)
+        fields["step_phases"] = {}
         for name, seconds in self.step_phases.items():
             if not np.isnan(seconds).all():
-                step_phases[name] = np.asarray(seconds, dtype=np.float32)
-        return {
-            "loss": np.asarray(self.losses, dtype=np.float32),
-            "step_seconds": np.asarray(self.step_seconds, dtype=np.float64),
-            "step_phases": step_phases,
-            "refilled_steps": list(self.refilled_steps),
-            "interruptions": list(self.interruptions),
-            "refused_checkpoints": list(self.refused_checkpoints),
-            "unsaved": list(self.unsaved),
-        }
+                fields["step_phases"][name] = np.asarray(seconds, dtype=np.float32)
+        return fields
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Add to the seconds that a phase of the trial has taken."""

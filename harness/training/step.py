@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.measure.clock import Phase
-from harness.sweep.axes import Axes
-from harness.training.execution import Compiler, uses_cuda_graphs
-from harness.training.loss_weights import weighted, weights_of
+from harness.measure.communication import all_gather_single
+from harness.training.digests import local_part
+from harness.training.execution import Compiler, Scaler, under_autocast, uses_cuda_graphs
 from harness.training.optimization import make_optimizer, make_schedule
-from harness.training.precision import Scaler, under_autocast
-from harness.training.ranks import ParallelMesh, derive_seed, seed_generators
+from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies import Strategy
-from harness.training.tree_reduction import GradientTree, local_part
 from workloads.base import Batch, Workload
 
 # Called with a moment of a step, a micro-step and a value: `indices` of this rank's samples before the
@@ -29,6 +28,7 @@ from workloads.base import Batch, Workload
 # are done. Micro-steps are counted from 0 in each step. What it does is in the timed region, so an
 # observed step measures nothing.
 Observer = Callable[[str, int, Any], None]
+Gradients = list[Tensor | None]  # of each parameter; None for one without
 
 
 def observe_nothing(moment: str, micro_step: int, value: Any) -> None:
@@ -39,31 +39,26 @@ class TrainStep:
     """A training step with all that it works on."""
 
     def __init__(
-        self,
-        *,
-        axes: Axes,
-        mesh: ParallelMesh,
-        seed: int,  # of the trial
-        workload: Workload,
-        model: nn.Module,  # whose parameters are trained; without the strategy's wrapper
-        strategy: Strategy,
-        compiler: Compiler,
-        total_steps: int,
-    ) -> None:
-        self.axes, self.mesh, self.seed = axes, mesh, seed
+        self, workload: Workload, model: nn.Module, strategy: Strategy, compiler: Compiler,
+        *, seed: int, total_steps: int,
+    ) -> None:  # fmt: skip
+        """Prepare the model for the strategy, and make its optimizer; `seed` is that of the trial."""
+        axes = strategy.axes
+        self.axes, self.mesh, self.device = axes, strategy.mesh, strategy.mesh.device
+        self.seed = seed
+        # The model is the one without the strategy's wrapper.
         self.workload, self.model, self.strategy = workload, model, strategy
         self.clock = strategy.clock
         self.module = strategy.prepare(model, workload, compiler)
         self.optimizer = make_optimizer(workload, model, axes)
         # None for a constant learning rate.
         self.schedule = make_schedule(workload, self.optimizer, axes, total_steps)
-        self.scaler = Scaler(axes, mesh.device)
-        self.loss = under_autocast(axes, mesh.device, workload.loss)
-        # None: all micro-batches count alike.
-        self.loss_weights = weights_of(workload, mesh, self.clock)
+        self.scaler = Scaler(axes, self.device)
+        self.loss = under_autocast(axes, self.device, workload.loss)
+        self.has_weights = type(workload).loss_weight is not Workload.loss_weight
         self.loss_factors: Tensor | None = None  # of the micro-batches of the step
         # CUDA graphs write the next loss into the same memory.
-        self.copies_losses = uses_cuda_graphs(axes, mesh.device)
+        self.copies_losses = uses_cuda_graphs(axes, self.device)
         self.observe: Observer = observe_nothing
         self.step = 0  # optimizer steps done; set at the start of each segment
 
@@ -76,7 +71,6 @@ class TrainStep:
         """
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
-        self.strategy.note_gradients()
         self.observe("gradients", 0, None)
         stepped = self.scaler.step(self.optimizer, self.axes.max_grad_norm)
         if self.schedule is not None and stepped:
@@ -90,10 +84,39 @@ class TrainStep:
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters; return this rank's mean loss."""
-        if self.loss_weights is not None:
+        if self.has_weights:
             self.clock.enter(Phase.forward)
-            self.loss_factors = self.loss_weights.factors(self.micro_batches(batch))
+            self.loss_factors = self._weigh_micro_batches(batch)
         return self.accumulate(batch)
+
+    def _weigh_micro_batches(self, batch: Batch) -> Tensor:
+        """Return the factors of this rank's losses, fp64, shape (micro-batches,); all ranks must call it.
+
+        A loss that is a mean over target tokens is a mean over other numbers of them in each micro-batch.
+        Let micro-batch i of n, over all micro-steps and ranks, have the loss L_i and the weight w_i. The
+        loss of the global batch is then
+
+            sum(w_i L_i) / sum(w_i) = 1/n sum(f_i L_i)    where f_i = w_i / (1/n sum(w_i))
+
+        and its gradient likewise. Micro-steps and strategies average over micro-batches, the right-hand
+        side. So it suffices to multiply each loss by its factor f_i before its backward.
+        """
+        scalars = []
+        for micro_batch in self.micro_batches(batch):
+            weight = self.workload.loss_weight(micro_batch)
+            if not isinstance(weight, Tensor):
+                weight = torch.full((), weight, dtype=torch.float64, device=batch[0].device)
+            scalars.append(weight.detach().double().reshape(()))
+        weights = torch.stack(scalars)
+        ranks = self.mesh.world_size
+        if ranks == 1:
+            return weights / weights.mean()
+        gathered = weights.new_empty(ranks * len(weights))
+        with self.clock.communicating():
+            all_gather_single(gathered, weights, group=dist.group.WORLD)
+        # By micro-step, then by rank: the order of `reduction: tree`, whose bits must not depend on
+        # the number of ranks.
+        return weights / gathered.view(ranks, -1).T.flatten().mean()
 
     def accumulate(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -135,13 +158,33 @@ class TrainStep:
         return loss.clone() if self.copies_losses else loss
 
 
+def weighted(loss: Tensor, factor: Tensor) -> Tensor:
+    """Return a loss times its factor, in the type of the loss.
+
+    Cross-entropy of a batch without any target is NaN, and counts 0 like its gradient.
+    """
+    product = loss * factor.to(loss.dtype)
+    return torch.where(factor == 0, torch.zeros_like(loss), product)
+
+
 class TreeStep(TrainStep):
     """A step of `reduction: tree`, whose bits do not depend on the number of ranks.
 
-    Gradients are summed up as a binary tree over the micro-batches (`tree_reduction`). Nothing else
-    of a micro-batch may depend on the ranks either: it is fetched alone (`loader.BatchStream`),
-    random numbers are seeded by the step and its own number, and buffers such as running means are
-    those of the first micro-batch, as DDP keeps those of its first rank.
+    A sum of floats depends on its order, and the order in which a backend sums up the ranks' gradients
+    depends on how many ranks there are, on DDP's buckets and on FSDP2's shards. Here the order is fixed
+    instead. A global batch is cut into micro-batches, as many as `world_size` times
+    `grad_accum_steps`, and their gradients are the leaves of a binary tree:
+
+        ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7))
+
+    Rank r of n computes the micro-batches r, n + r, 2n + r, ... So the ranks' gradients of one
+    micro-step are the leaves of a subtree, which the ranks sum up together (`strategies.TreeCollective`).
+    Each rank then sums up the subtrees. Every element of a gradient is summed up in the same order, whichever
+    bucket or shard it is in, so one process, two ranks and four compute the same bits.
+
+    Nothing else of a micro-batch may depend on the ranks either: it is fetched alone
+    (`loader.BatchStream`), random numbers are seeded by the step and its own number, and buffers such as
+    running means are those of the first micro-batch, as DDP keeps those of its first rank.
     """
 
     def accumulate(self, batch: Batch) -> Tensor:
@@ -155,7 +198,7 @@ class TreeStep(TrainStep):
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             # The micro-batch's number over all ranks, whichever rank this is.
             seed = derive_seed(self.seed, self.step, number * ranks + rank)
-            seed_generators(seed, self.mesh.device)
+            seed_generators(seed, self.device)
             if number == 1:
                 buffers = [buffer.clone() for buffer in self.model.buffers()]
             losses.append(self.micro_step(micro_batch, number, divisor=1))
@@ -176,12 +219,12 @@ class TreeStep(TrainStep):
         for start in range(0, len(batch), width):
             yield batch[start : start + width]
 
-    def _take_gradients(self) -> list[Tensor | None]:
+    def _take_gradients(self) -> Gradients:
         """Return the parameters' gradients, and leave none in the parameters.
 
         They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
         """
-        gradients: list[Tensor | None] = []
+        gradients: Gradients = []
         for parameter in self.model.parameters():
             gradient = parameter.grad
             if gradient is not None and self.axes.ddp.gradient_as_bucket_view:
@@ -189,3 +232,41 @@ class TreeStep(TrainStep):
             gradients.append(gradient)
             parameter.grad = None
         return gradients
+
+
+class GradientTree:
+    """Sums up the gradients of micro-steps as a binary tree while they arrive.
+
+    It holds no more than one sum of each height, as a binary counter has one digit of each weight.
+    """
+
+    def __init__(self) -> None:
+        # Of 2^height micro-steps that follow each other: the height and the sum, the highest first.
+        self._subtrees: list[tuple[int, Gradients]] = []
+
+    def add(self, gradients: Gradients) -> None:
+        """Add the gradients of the next micro-step; they belong to the tree from now on."""
+        height = 0
+        while self._subtrees and self._subtrees[-1][0] == height:
+            _, earlier = self._subtrees.pop()
+            gradients = _add(earlier, gradients)
+            height += 1
+        self._subtrees.append((height, gradients))
+
+    def total(self) -> Gradients:
+        """Return the sum over all micro-steps, whose number must be a power of two."""
+        ((_, gradients),) = self._subtrees
+        return gradients
+
+
+def _add(earlier: Gradients, later: Gradients) -> Gradients:
+    """Add the later gradients to the earlier ones in place, and return those."""
+    sums: Gradients = []
+    for first_gradient, second_gradient in zip(earlier, later, strict=True):
+        if first_gradient is None:
+            sums.append(second_gradient)
+            continue
+        if second_gradient is not None:
+            local_part(first_gradient).add_(local_part(second_gradient))
+        sums.append(first_gradient)
+    return sums

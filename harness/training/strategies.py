@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,17 +23,20 @@ from harness.measure.clock import StepClock
 from harness.measure.communication import (
     ShardCollective,
     all_gather,
+    all_gather_single,
     mark_gradient_wait,
     reduce_scatter,
 )
 from harness.sweep.axes import STRATEGIES, Axes
+from harness.training.digests import local_part
 from harness.training.execution import Compiler
-from harness.training.ranks import ParallelMesh, all_reduce_min
-from harness.training.tree_reduction import TreeCollective, local_part
+from harness.training.ranks import Ranks
 from workloads.base import Workload
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
-MAX_DIGEST = 2**62 - 1
 REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -59,7 +62,7 @@ class Strategy:
     # and backwards are computed before a checkpoint of later steps is loaded, and their gradients dropped.
     arranging_steps = 0
 
-    def __init__(self, axes: Axes, mesh: ParallelMesh, clock: StepClock) -> None:
+    def __init__(self, axes: Axes, mesh: Ranks, clock: StepClock) -> None:
         """Communication that would otherwise count as forward or backward is reported to `clock`."""
         self.axes, self.mesh, self.clock = axes, mesh, clock
         # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
@@ -93,31 +96,21 @@ class Strategy:
         if self.tree is not None and not self.tree.calls:
             raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
-    def note_gradients(self) -> None:
-        """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
-
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> Callable[[], None]:
-        """Have `report` called with each gradient that this rank computes, by name, in backward.
+    ) -> None:
+        """Have `report` called with each gradient that this rank computes, by name, from now on.
 
-        That is before ranks share gradients, and before gradients of micro-steps are added up.
-        Returns what ends it, and leaves the model as it was.
+        That is in backward, before ranks share gradients, and before those of micro-steps are added up.
         """
-        handles: list[Any] = []
+
+        def report_local(name: str, gradient: Tensor) -> None:
+            report(name, local_part(gradient))
+
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-
-                def report_local(gradient: Tensor, name: str = name) -> None:
-                    report(name, local_part(gradient))
-
-                handles.append(parameter.register_hook(report_local))  # type: ignore[no-untyped-call]
-
-        def stop() -> None:
-            for handle in handles:
-                handle.remove()
-
-        return stop
+                hook = partial(report_local, name)
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
@@ -204,6 +197,21 @@ class DDP(Strategy):
         mark_gradient_wait(loss, self.clock)
 
 
+def device_mesh(mesh: Ranks, shard_size: int | None) -> DeviceMesh:
+    """Return the ranks as torch's own mesh; every rank must ask for it.
+
+    With a `shard_size`, so many ranks hold one copy of the model. The dimensions are those of
+    `fully_shard` for plain and for hybrid sharding, by the names that torch's own documents give them.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device, ranks = mesh.device.type, mesh.world_size
+    if shard_size is None:
+        return init_device_mesh(device, (ranks,), mesh_dim_names=("dp_shard",))
+    shape = (ranks // shard_size, shard_size)
+    return init_device_mesh(device, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
 class FSDP2(Strategy):
     """Train with `fully_shard`: each rank has a shard of every parameter.
 
@@ -214,8 +222,6 @@ class FSDP2(Strategy):
     shards_parameters = True
     _sharded: dict[str, Any]  # FSDPModules by name, empty for the model's; set by `prepare`
     _reduce_scatter: ShardCollective  # that gradients are shared with; set by `prepare`
-    _parameters: list[nn.Parameter]  # set by `prepare`
-    _gradients = 0  # a digest of which parameters have had a gradient in which step
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Shard the parameters of `model` in place; return it, compiled if the axes say so."""
@@ -224,7 +230,6 @@ class FSDP2(Strategy):
         # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
         training_module = compiler(model)
         self._shard(model, workload)
-        self._parameters = list(model.parameters())
         self._sharded = {}
         for name, module in model.named_modules():
             if isinstance(module, FSDPModule):  # `fully_shard` has changed its class
@@ -253,7 +258,7 @@ class FSDP2(Strategy):
         param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
         reduce_dtype = REDUCE_DTYPES[parameters.reduce_dtype]
         settings: dict[str, Any] = {
-            "mesh": self.mesh.device_mesh,
+            "mesh": device_mesh(self.mesh, self.axes.shard_size),
             "reshard_after_forward": parameters.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
         }
@@ -262,47 +267,21 @@ class FSDP2(Strategy):
         for module in [*workload.layers(model), model]:
             fully_shard(module, **settings)
 
-    def note_gradients(self) -> None:
-        """Add to the digest which parameters this step has left a gradient in."""
-        pattern = tuple(parameter.grad is None for parameter in self._parameters)
-        self._gradients = hash((self._gradients, pattern)) & MAX_DIGEST
-
-    def check_effect(self) -> None:
-        """Raise NotApplied if ranks have trained different parameters.
-
-        FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
-        """
-        super().check_effect()
-        # Of opposite signs, so that the smallest are opposite too if all are equal.
-        smallest, opposite = all_reduce_min(self.mesh.device, self._gradients, -self._gradients)
-        if smallest != -opposite:
-            raise NotApplied(
-                f"strategy={self.axes.strategy} is unavailable: in the same step, ranks had gradients"
-                " of different parameters, which it adds up; allowed: ddp with"
-                " ddp.find_unused_parameters, or a loss that uses the same parameters at all ranks"
-            )
-
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> Callable[[], None]:
+    ) -> None:
         """Have `report` called with this rank's gradients of each sharded module, flattened.
 
-        FSDP2 puts them into one tensor before ranks share them, padded to equal shards. Returns
-        what ends it, and leaves the model as it was.
+        FSDP2 puts them into one tensor before ranks share them, padded to equal shards.
         """
+
+        def reduce_reported(name: str, **named: Any) -> Any:
+            report(f"{name or 'model'} (flattened)", named["input_tensor"])
+            return self._reduce_scatter(**named)
+
         for name, module in self._sharded.items():
-
-            def watched(name: str = name, **named: Any) -> Any:
-                report(f"{name or 'model'} (flattened)", named["input_tensor"])
-                return self._reduce_scatter(**named)
-
-            module.set_custom_reduce_scatter(ShardCollective(watched))
-
-        def stop() -> None:
-            for module in self._sharded.values():
-                module.set_custom_reduce_scatter(self._reduce_scatter)
-
-        return stop
+            collective = ShardCollective(partial(reduce_reported, name))
+            module.set_custom_reduce_scatter(collective)
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Have the coming backward reduce gradients only in the last micro-step."""
@@ -315,3 +294,49 @@ class HSDP(FSDP2):
 
     The groups average their gradients: torch's mesh of ranks has two dimensions.
     """
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """Return the sum of the rows as a binary tree, shape (columns,).
+
+    `rows` has the shape (rows, columns); the number of rows must be a power of two.
+    """
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    return rows[0]
+
+
+class TreeCollective:
+    """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # buckets or groups of parameters that were summed up
+
+    def reduce_scatter(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
+    ) -> None:
+        """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks.
+
+        `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
+        divided, whatever FSDP2 asks for: the training step does that.
+        """
+        self.calls += 1
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+
+    def all_reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Return a future that is done, with the sum of all ranks' buckets of DDP.
+
+        Each rank gathers those of all ranks, and sums them up itself.
+        """
+        self.calls += 1
+        flat, group = bucket.buffer(), dist.group.WORLD
+        assert group is not None, "DDP has a process group"
+        gathered = flat.new_empty(group.size() * len(flat))
+        all_gather_single(gathered, flat, group=group)
+        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
+        devices = [flat.device] if flat.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        future.set_result(flat)
+        return future

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -20,27 +20,27 @@ from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.measure.clock import Phase, SegmentTimes
-from harness.records.record import Evaluation, TargetMetric
-from harness.training.best import save_best
+from harness.records.record import Evaluation
 from harness.training.build import TrialParts
-from harness.training.checkpoint import Checkpointer
-from harness.training.evaluate import evaluate
-from harness.training.fingerprint import digest_model
+from harness.training.checkpoint import Checkpointer, save_best
+from harness.training.digests import digest_model
 from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched, batches_ahead
-from harness.training.model import must_place_batches, place_batch
+from harness.training.model import must_place_batches, place_batch, undisturbed
 from harness.training.order import BatchOrder, Indices
 from harness.training.progress import ProgressFile
-from harness.training.ranks import all_reduce_min
+from harness.training.ranks import all_reduce_min, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
-from harness.training.stopping import find_stop_reason, selection_metric
+from harness.training.stopping import find_stop_reason
+from workloads.base import Samples
 
 # The seconds that a segment should last: long compared with what happens between segments, and short
 # for somebody who waits for a trial to stop.
 SEGMENT_SECONDS = 2.0
 # A segment has at most this many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
+PASSES_BETWEEN_CHECKS = 16  # of an evaluation, after which ranks agree on whether to continue
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,10 @@ class Trainer:
         self.parts = parts
         self.state = state  # gets that of the attempts before this one, and is filled by it
         self.hooks = hooks or Hooks()
-        self.target = TargetMetric(**asdict(parts.workload.target))
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
-        # The metric by which the best evaluation is chosen.
-        self.selection = selection_metric(self.stop_rule, self.target)
-        is_writer = parts.mesh.is_rank_0
         self.progress = ProgressFile(
-            parts.folder.progress_path, parts.total_steps, is_writer=is_writer
+            parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.is_rank_0
         )
         self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
         self.checkpointer = Checkpointer(parts)
@@ -153,7 +149,7 @@ class Trainer:
         """Return which part of the rule for stopping has ended the trial, None if none has."""
         if self.stop_rule is None:
             return None
-        return find_stop_reason(self.stop_rule, self.target, self.state.evaluations)
+        return find_stop_reason(self.stop_rule, self.parts.target, self.state.evaluations)
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
@@ -191,7 +187,7 @@ class Trainer:
         """
         parts, state = self.parts, self.state
         clock, train_step = parts.train_step.clock, parts.train_step.run
-        axes, device = parts.axes, parts.mesh.device
+        axes, device = parts.axes, parts.device
         must_place = must_place_batches(axes, device)
         observe = parts.train_step.observe
         start_step = state.step
@@ -232,9 +228,12 @@ class Trainer:
         self._keep_numbers(segment)
         self._check_settings_had_effect()
         bad_loss, self.segment_steps, all_continue, *agreed = all_reduce_min(
-            parts.mesh.device,
             self._earliest_bad_loss(segment),
-            self._next_segment_steps(segment),
+            # As many as last SEGMENT_SECONDS at this segment's pace.
+            min(
+                math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds),
+                FASTEST_GROWTH * segment.steps,
+            ),
             not is_requested(),
             *self.checkpointer.votes(state.step),
         )
@@ -249,7 +248,8 @@ class Trainer:
             self._interrupt()
         has_saved = self.checkpointer.on_agreement(agreed, state)
         if parts.assignment.saves is not None:
-            self.progress.facts |= {"saved_step": state.saved_step, "saved_at": state.saved_at}
+            self.progress.facts["saved_step"] = self.checkpointer.saved_step
+            self.progress.facts["saved_at"] = self.checkpointer.saved_at
         rate = segment.steps * parts.axes.batch_size / segment.seconds
         self.progress.report_training(state.step, rate, float(segment.losses[-1]))
         return has_saved
@@ -259,16 +259,11 @@ class Trainer:
 
         Without any it is that of the step after the trial's last.
         """
-        bad_steps = np.flatnonzero(~np.isfinite(segment.losses))
         step = self.parts.total_steps
+        bad_steps = np.flatnonzero(~np.isfinite(segment.losses))
         if len(bad_steps):
             step = segment.start_step + int(bad_steps[0])
         return step * self.parts.mesh.world_size + self.parts.mesh.rank
-
-    def _next_segment_steps(self, segment: Segment) -> int:
-        """Return how many steps would last SEGMENT_SECONDS, at this segment's pace."""
-        steps = math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds)
-        return min(steps, FASTEST_GROWTH * segment.steps)
 
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
@@ -307,46 +302,78 @@ class Trainer:
             return
         self.progress.report("evaluate", state.step)
         started_at = time.time()
-        metrics: dict[str, Mapping[str, float]] = {}
+        validation: Mapping[str, float] | None = None
         with state.timed("evaluate"):
-            for name, samples in (
-                ("validation", parts.splits.validation),
-                ("test", parts.splits.test),
-            ):
-                if samples is not None:
-                    scores = evaluate(parts, samples, self._all_ranks_continue)
-                    if scores is None:
-                        self._interrupt()
-                    self._check_finite(name, scores)
-                    metrics[name] = scores
+            if parts.splits.validation is not None:
+                validation = self._evaluate_set("validation", parts.splits.validation)
+            metrics = self._evaluate_set("test", parts.splits.test)
         evaluation = Evaluation(
             step=state.step,
             epoch=state.step / parts.order.steps,
-            metrics=metrics["test"],
+            metrics=metrics,
             seconds=max(0.0, time.time() - started_at),
-            validation=metrics.get("validation"),
+            validation=validation,
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
         is_kept = parts.assignment.checkpoint == "best"
-        if is_kept and self.selection.best(state.evaluations) == evaluation:
+        if is_kept and parts.selection.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 save_best(parts, state)
 
-    def _check_finite(self, name: str, scores: Mapping[str, float]) -> None:
-        """Raise NonFiniteLoss for a metric of a set that is NaN or infinite."""
-        for metric, value in scores.items():
+    def _evaluate_set(self, name: str, samples: Samples) -> Mapping[str, float]:
+        """Return the workload's metrics over all samples of a set, the same at every rank.
+
+        Training goes on as if nothing had been evaluated. Raises NotApplied if the workload doesn't
+        return one row for each sample.
+        """
+        parts = self.parts
+        metrics: dict[str, float] = {}
+        with undisturbed(parts.model, parts.device):
+            rows = self._rows_of(samples)
+            shares = [] if rows is None else gather(rows)
+            if shares:  # at rank 0
+                computed = parts.workload.metrics(_in_sample_order(shares, len(samples)))
+                metrics = {metric: float(value) for metric, value in computed.items()}
+        if rows is None:
+            self._interrupt()
+        metrics = broadcast_from_rank_0(metrics)
+        for metric, value in metrics.items():
             if not math.isfinite(value):
                 raise NonFiniteLoss(
                     f"{metric} of the {name} set became {value}"
-                    f" after step {self.state.step} of {self.parts.total_steps}"
+                    f" after step {self.state.step} of {parts.total_steps}"
                 )
+        return metrics
+
+    def _rows_of(self, samples: Samples) -> Tensor | None:
+        """Evaluate this rank's share of a set; return a row for each sample, None if a rank is to stop.
+
+        A padded or truncated set, which is what torch's DistributedSampler gives, would make metrics
+        depend on the number of ranks.
+        """
+        parts, mesh = self.parts, self.parts.mesh
+        parts.strategy.before_evaluation(parts.model)
+        count = len(samples)
+        indices = range(mesh.rank, count, mesh.world_size)  # of this rank
+        batch_size = max(1, parts.axes.batch_size // mesh.world_size)
+        all_rows = []
+        # Every rank makes as many passes as rank 0, which has the most samples, because under FSDP2 a
+        # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
+        passes = range(0, -(-count // mesh.world_size), batch_size)
+        for number, start in enumerate(passes, start=1):
+            batch_indices = indices[start : start + batch_size]
+            rows = parts.result_rows(samples, batch_indices or [0])
+            all_rows.append(rows if batch_indices else rows[:0])
+            if number % PASSES_BETWEEN_CHECKS == 0 and not self._all_ranks_continue():
+                return None
+        return torch.cat(all_rows)
 
     # Interruption
 
     def _all_ranks_continue(self) -> bool:
         """Return whether no rank was asked to stop, the same at every rank."""
-        (continues,) = all_reduce_min(self.parts.mesh.device, not is_requested())
+        (continues,) = all_reduce_min(not is_requested())
         return bool(continues)
 
     def _interrupt(self) -> NoReturn:
@@ -355,17 +382,14 @@ class Trainer:
         self.progress.report("interrupted", state.step)
         self.checkpointer.stop()
         problem = ""
-        if state.step > state.resumed_at:
+        if state.step > self.checkpointer.resumed_at:
             try:
                 self.checkpointer.save(state, interrupted_by=SIGNAL.name)
             except StorageError as error:
-                problem = f"; step {state.step} was not saved: {error}"
+                problem = f"; {error}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
-        all_reduce_min(parts.mesh.device, 0)
-        message = f"stopped after step {state.step} of {parts.total_steps}{problem}"
-        if state.step and self.checkpointer.unsaved is not None:
-            message += f"; the next attempt starts from step 0: {self.checkpointer.unsaved}"
-        raise Interrupted(message)
+        all_reduce_min(0)
+        raise Interrupted(f"stopped after step {state.step} of {parts.total_steps}{problem}")
 
     # Results
 
@@ -395,3 +419,20 @@ def _later_epochs(loader: Iterable[Fetched], order: BatchOrder) -> Iterator[Fetc
 def _next_multiple(step: int, interval: int) -> int:
     """Return the first multiple of an interval after a step."""
     return (step // interval + 1) * interval
+
+
+def _in_sample_order(shares: Sequence[Tensor], count: int) -> Tensor:
+    """Return the rows of all ranks in the order of the samples, shape (samples, columns).
+
+    Raises NotApplied unless there is exactly one row for each of `count` samples.
+    """
+    in_order = torch.empty((count, *shares[0].shape[1:]), dtype=shares[0].dtype)
+    for rank, rows in enumerate(shares):
+        share = in_order[rank :: len(shares)]
+        if len(rows) != len(share):
+            raise NotApplied(
+                f"evaluate() returned {len(rows)} rows for {len(share)} samples of rank {rank};"
+                " needed: one row per sample"
+            )
+        share.copy_(rows)
+    return in_order

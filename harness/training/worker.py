@@ -40,8 +40,8 @@ from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
+from harness.training.digests import digest_tensors
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
-from harness.training.fingerprint import digest_tensors
 from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks, random_states
@@ -143,30 +143,27 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     result = replace(
         entered,
         **state.result(),
-        order_sums=state.order_digest.sums,
-        random_digest=digest_tensors(random_states(parts.mesh.device)),
-        compiled=state.compiled,
+        random_digest=digest_tensors(random_states(parts.device)),
         loss_scale=parts.train_step.scaler.account(),
         determinism=parts.determinism.settings,
         telemetry=parts.telemetry.report(),
-        loader_workers=state.loader_workers,
         memory=memory,
         phases=dict(state.phases),
     )
     if not parts.mesh.is_rank_0:
         return result
-    best = trainer.selection.best(state.evaluations)
+    best = parts.selection.best(state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
     if best is not None and best.step == state.best_saved_step:
         checkpoint_path = str(parts.folder.best_checkpoints.relative_to(parts.folder.path))
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
         reason = trainer.stop_reason or "length"
-        stop = StopOutcome(reason=reason, step=state.step, metric=trainer.selection)
+        stop = StopOutcome(reason=reason, step=state.step, metric=parts.selection)
     tokens = parts.workload.tokens_per_sample()
     assert state.training_began_at is not None
     report = Rank0Report(
-        target=trainer.target,
+        target=parts.target,
         steps_per_epoch=parts.order.steps,
         parameter_count=parts.parameter_count,
         flops_per_sample=parts.flops_per_sample,
@@ -191,11 +188,9 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
     """
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError):
-        # An error without a file name comes from printing to the log. A number is a file that is open.
-        name = error.filename2 or error.filename
-        is_path = isinstance(name, str | bytes | os.PathLike)
-        path = Path(os.fsdecode(name)) if is_path else folder.rank_log(ranks.rank)
-        error = files.storage_error(error, path) or error
+        # An error without a file name comes from printing to the log.
+        path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
+        error = files.storage_error(error, Path(str(path))) or error
     kind, message = type(error).__name__, str(error)
     for known, pattern in COLLECTIVE_ERRORS.items():
         if re.search(pattern, message):

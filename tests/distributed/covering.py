@@ -1,16 +1,12 @@
 """Few rows of settings that cover every pair of values that makes sense, in `covering.json`.
 
-`python -m tests.distributed.covering` finds them anew, in about a minute: after a new axis or value, or
-a new rule of what goes with what.
+After a new axis or value, or a new rule of what goes with what, `missing_pairs` names what rows lack.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
-import random
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +35,6 @@ VALUES: dict[str, list[Any]] = {
     "max_grad_norm": [None, 1e6],
     "optimizer_impl": ["for-loop", "foreach", "fused"],
 }
-# Those that compile take several times as long. Each precision needs one.
-COMPILING_ROWS = 5
-EAGER_ROWS = 9
-MOVES = 200_000  # that are tried
-HOTTEST, COLDEST = 1.0, 0.05  # temperatures, in pairs that a move may lose
 
 
 def read() -> list[Row]:
@@ -80,57 +71,3 @@ def possible_pairs() -> set[Pair]:
 def missing_pairs(rows: Sequence[Row]) -> set[Pair]:
     """Return the possible pairs that are in no row."""
     return possible_pairs().difference(*map(pairs_of, rows))
-
-
-def search(rows: list[Row], rng: random.Random) -> None:
-    """Change rows, which must fit, until they cover all possible pairs or `MOVES` are spent.
-
-    By simulated annealing: a move changes up to three settings of a row. One that loses pairs is made
-    by chance, the more rarely the more it loses and the later it comes.
-    """
-    possible = possible_pairs()
-    covered = [pairs_of(row) & possible for row in rows]
-    counts = Counter(itertools.chain.from_iterable(covered))
-    for move in range(MOVES):
-        if len(+counts) == len(possible):
-            break
-        temperature = HOTTEST + (COLDEST - HOTTEST) * move / MOVES
-        number = rng.randrange(len(rows))
-        row = changed(rows[number], rng)
-        if not fits(row):
-            continue
-        pairs = pairs_of(row) & possible
-        won = sum(counts[pair] == 0 for pair in pairs - covered[number])
-        lost = sum(counts[pair] == 1 for pair in covered[number] - pairs)
-        if won >= lost or rng.random() < math.exp((won - lost) / temperature):
-            counts.subtract(covered[number])
-            counts.update(pairs)
-            rows[number], covered[number] = row, pairs
-
-
-def changed(row: Row, rng: random.Random) -> Row:
-    """Return a row with up to three other settings; whether it compiles stays."""
-    axes = rng.sample([axis for axis in VALUES if axis != "execution"], rng.randint(1, 3))
-    return row | {axis: rng.choice(VALUES[axis]) for axis in axes}
-
-
-def main() -> None:
-    """Write rows that cover all pairs; raises RuntimeError if so few rows do not.
-
-    Starts from the rows that are there, with the default of an axis that is new to them.
-    """
-    default = {axis: values[0] for axis, values in VALUES.items()}
-    compiling = default | {"execution": "compile"}
-    rows = [compiling] * COMPILING_ROWS + [default] * EAGER_ROWS
-    if PATH.exists():
-        rows = [default | row for row in read()]
-    search(rows, random.Random(0))
-    missing = missing_pairs(rows)
-    if missing:
-        raise RuntimeError(f"{len(missing)} pairs are in none of {len(rows)} rows: {missing}")
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    PATH.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -31,7 +31,7 @@ COMBINATIONS = [
 
 
 def test_every_pair_that_makes_sense_is_covered() -> None:
-    assert covering.missing_pairs(COVERING) == set(), "python -m tests.distributed.covering"
+    assert covering.missing_pairs(COVERING) == set()
 
 
 def test_every_row_makes_sense() -> None:

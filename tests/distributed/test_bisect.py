@@ -79,11 +79,3 @@ def test_the_commit_that_changed_the_losses_is_found(repository: Repository) -> 
     outcome = json.loads(ended.out)
     assert [suspect["subject"] for suspect in outcome["suspects"]] == ["other"]
     assert outcome["against_parent"]["steps"] == 20
-
-
-@pytest.mark.nightly
-def test_an_end_that_fails_says_what_its_rank_said(repository: Repository) -> None:
-    ended = harness("bisect", "words", "broken", str(repository.sweep), "--bits")
-    assert ended.code == 1
-    assert ended.err.splitlines()[-1].startswith("harness: BAD broken against GOOD words: ")
-    assert "No module named 'a_module_that_nobody_has'" in ended.err

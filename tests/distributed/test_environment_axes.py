@@ -42,4 +42,4 @@ def test_each_value_is_seen_and_takes_effect(
     for record, value in zip(run(sweep, redo="all"), values, strict=True):
         assert record.failure is not None
         assert record.failure.kind == "NotApplied"
-        assert record.failure.message.startswith(f"{CAPABILITY}={value} was not passed on: this")
+        assert record.failure.message.startswith(f"{CAPABILITY}={value} was not passed on: ")

@@ -45,16 +45,31 @@ def failure(records: dict[str, Record], label: str) -> Any:
     return records[label].failure
 
 
-@pytest.mark.nightly
-def test_one_failed_trial_does_not_stop_the_others(records: dict[str, Record]) -> None:
-    assert set(records) == set(VARIANTS)
+@pytest.mark.parametrize(
+    ("label", "kind", "rank", "message"),
+    [
+        ("nan", "NonFiniteLoss", 0, "step 17 of 40"),
+        ("killed", "Killed", 1, "SIGKILL"),
+        ("full", "StorageError", 1, r"/rank1.json: could not be written; free: .* MiB$"),
+        ("exits", "Exited", 1, "^with code 7; the last words of its log: "),
+        ("leaves", "SystemExit", 1, "^it had enough$"),
+    ],
+)
+def test_each_failure_is_named_with_its_rank(
+    records: dict[str, Record], label: str, kind: str, rank: int, message: str
+) -> None:
+    cause = failure(records, label)
+    assert (cause.kind, cause.rank) == (kind, rank)
+    assert re.search(message, cause.message)
+
+
+def test_one_failed_trial_stops_no_other_and_keeps_what_was_seen(
+    records: dict[str, Record],
+) -> None:
     assert records["fine"].status == "done"
-
-
-def test_a_loss_that_is_no_number_is_named_at_its_step_and_rank(records: dict[str, Record]) -> None:
-    cause = failure(records, "nan")
-    assert (cause.kind, cause.rank) == ("NonFiniteLoss", 0)
-    assert "step 17 of 40" in cause.message
+    losses = records["nan"].ranks[0].loss
+    assert losses is not None
+    assert len(losses) >= 17
 
 
 def test_an_exception_is_the_ranks_own_with_host_and_log(
@@ -69,39 +84,6 @@ def test_an_exception_is_the_ranks_own_with_host_and_log(
     assert "the dog ate batch 17" in log.read_text(encoding="utf-8")
 
 
-def test_what_was_seen_before_the_failure_is_kept(records: dict[str, Record]) -> None:
-    rank = records["nan"].ranks[0]
-    assert rank.loss is not None
-    assert len(rank.loss) >= 17
-
-
-def test_a_killed_rank_is_named_with_its_signal(records: dict[str, Record]) -> None:
-    cause = failure(records, "killed")
-    assert (cause.kind, cause.rank) == ("Killed", 1)
-    assert "SIGKILL" in cause.message
-
-
-def test_a_rank_whose_disk_is_full_is_named_with_the_file_and_what_is_free(
-    records: dict[str, Record],
-) -> None:
-    cause = failure(records, "full")
-    assert (cause.kind, cause.rank) == ("StorageError", 1)
-    assert re.search(r"/rank1.json: could not be written; free: .* MiB$", cause.message)
-
-
-def test_a_rank_that_exits_without_a_word_is_named_with_its_code(
-    records: dict[str, Record],
-) -> None:
-    cause = failure(records, "exits")
-    assert (cause.kind, cause.rank, cause.log) == ("Exited", 1, "attempt-1/logs/rank1.log")
-    assert cause.message.startswith("with code 7; the last words of its log: ")
-
-
-def test_a_rank_that_leaves_training_is_named_with_what_it_said(records: dict[str, Record]) -> None:
-    cause = failure(records, "leaves")
-    assert (cause.kind, cause.message, cause.rank) == ("SystemExit", "it had enough", 1)
-
-
 @pytest.mark.nightly
 def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     (record,) = run(
@@ -112,14 +94,6 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     assert "line.py:" in record.failure.message, "it says where the rank hangs"
     assert 6 <= record.ended - record.started < 21
     assert processes_below(tmp_path) == []
-
-
-@pytest.mark.nightly
-def test_a_compile_that_compiled_nothing_is_failed_by_name(tmp_path: Path) -> None:
-    bare = {"options": {"sequential": True}, "axes": {**TWO, "execution": "compile"}}
-    cause = failure(by_label(run(line_sweep(tmp_path, {"bare": bare}))), "bare")
-    assert cause.kind == "NotApplied"
-    assert "compiled no graph" in cause.message
 
 
 @pytest.mark.usefixtures("records")

@@ -1,4 +1,4 @@
-"""Folders and modules of a user's that are called like ours hide nothing, however we are installed."""
+"""Folders and modules of a user's that are called like ours hide nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import yaml
 from harness.core.paths import Results
 from harness.records.files import read_record
 from tests.support.running import NO_VALIDITY_LIMITS
-from tests.support.tree import TOP
 
 pytestmark = pytest.mark.distributed
 
@@ -26,25 +25,6 @@ from workloads.mlp import MLP
 class Mine(MLP):
     batch_size = BATCH_SIZE * helpers.FACTOR
 """
-
-
-@pytest.fixture(scope="module")
-def from_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the command `harness` of a wheel, in an environment with the packages of this one."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=TOP, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    environment = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    python = environment / "bin" / "python"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
-    # Files *.pth in these folders are not read, so an editable install there is not seen.
-    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
-    (site_packages,) = environment.glob("lib/python*/site-packages")
-    (site_packages / "others.pth").write_text("\n".join(packages), encoding="utf-8")
-    return environment / "bin" / "harness"
 
 
 @pytest.fixture
@@ -70,14 +50,11 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("install", "forkserver"),
-    [("wheel", False), ("editable", True)],
-)
+@pytest.mark.parametrize("forkserver", [False, True])
 def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
-    project: Path, from_wheel: Path, install: str, forkserver: bool
+    project: Path, forkserver: bool
 ) -> None:
-    command = from_wheel if install == "wheel" else Path(sys.executable).with_name("harness")
+    command = Path(sys.executable).with_name("harness")
     profile = {
         "device": "cpu", "slots": 2, "forkserver": forkserver, "validity": NO_VALIDITY_LIMITS
     }  # fmt: skip

@@ -17,8 +17,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "single": {},
     "ddp": {"strategy": "ddp", "world_size": 2},
     "fsdp2": {"strategy": "fsdp2", "world_size": 2},
-    "tp": {"strategy": "tp", "world_size": 2},
-    "pp": {"strategy": "pp", "world_size": 2, "grad_accum_steps": 4},
     "checkpointing": {"activation_checkpointing": True, "grad_accum_steps": 2},
 }
 

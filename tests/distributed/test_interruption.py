@@ -27,6 +27,11 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 30
 TWO_RANKS = {"world_size": 2}
+KILLED: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp", **TWO_RANKS},
+    "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS},
+    "hsdp": {"strategy": "hsdp", "world_size": 4, "shard_size": 2},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", **TWO_RANKS},
     "compiled": {"execution": "compile"},
@@ -34,10 +39,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_trial(folder: Path, axes: dict[str, Any], moments: str, **options: Any) -> Record:
+def run_trial(
+    folder: Path, axes: dict[str, Any], moments: str, every: str | None = None, **options: Any
+) -> Record:
     """Run a trial whose last rank gets the signal at each of the moments, each in another attempt.
 
-    A moment is the number of a step, counted in its attempt, or "evaluation".
+    A moment is the number of a step, counted in its attempt, `kill-N` to be killed there, or "evaluation".
     """
     folder.mkdir()
     moments_path = folder / "interrupt"
@@ -57,7 +64,8 @@ def run_trial(folder: Path, axes: dict[str, Any], moments: str, **options: Any) 
         "uses": LINE.replace("LineFit", "Unlearning"),
         "stop": {"metric": "target", "patience": 1},
     }
-    path = line_sweep(folder, {"line": entry}, length={"steps": STEPS}, evaluate={"steps": 12})
+    keys: dict[str, Any] = {"length": {"steps": STEPS}, "evaluate": {"steps": 12}}
+    path = line_sweep(folder, {"line": entry}, checkpoint={"every": every}, **keys)
     (record,) = run(path, slots=4)
     assert moments_path.read_text(encoding="utf-8") == "", "a moment has not come"
     return record
@@ -106,6 +114,25 @@ def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: s
         assert all(interruption.lost_seconds > 0 for interruption in rank.interruptions)
     folder = Results(tmp_path / "resumed" / "results").sweep_folder("line")
     assert not folder.trial_folder(resumed.trial.id).resume_checkpoints.exists()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["ddp", *(pytest.param(name, marks=pytest.mark.nightly) for name in list(KILLED)[1:])],
+)
+def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
+    """Killed before its first checkpoint, after one, after the next, and interrupted once."""
+    whole = run_trial(tmp_path / "whole", KILLED[variant], "")
+    moments = "kill-2 kill-13 kill-6 4"  # each counts the steps of its attempt
+    resumed = run_trial(tmp_path / "resumed", KILLED[variant], moments, "3 steps", step_seconds=0.1)
+    assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)
+    kinds = [failure.kind for failure in resumed.previous_failures]
+    assert kinds == ["Killed", "Killed", "Killed", "Interrupted"]
+    signals = [interruption.signal for interruption in resumed.ranks[0].interruptions]
+    assert signals == [None, None, "SIGUSR2"]
+    assert_same_bits(resumed, whole)
+    assert "checkpoint" not in whole.ranks[0].phases
+    assert all(rank.phases["checkpoint"] > 0 for rank in resumed.ranks)
 
 
 @pytest.mark.nightly

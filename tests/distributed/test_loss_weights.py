@@ -68,11 +68,6 @@ def test_gradients_in_fp64_are_those_of_one_process(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-14)
 
 
-def test_without_weights_they_are_not(tmp_path: Path) -> None:
-    expected, gradient = first_gradients(tmp_path, "Unweighted", [SINGLE, CUT[1]])
-    assert float((gradient - expected).norm() / expected.norm()) > 0.02
-
-
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     """Trials whose weights are fractions, the last ones with `reduction: tree`."""

@@ -79,14 +79,6 @@ def test_leaves_a_record_and_nothing_else(results: Results, machine: Machine) ->
 
 
 @pytest.mark.nightly
-def test_says_what_it_found(results: Results, machine: Machine, ended: CommandResult) -> None:
-    for words in ("product 512 × 512 fp32", "product 512 × 512 bf16", "all-reduce 1 MiB, 2 ranks"):
-        assert words in ended.out
-    assert "copy 1 GiB" in ended.out
-    assert str(results.peaks / f"{machine.key}.json") in ended.out.replace("\n", "")
-
-
-@pytest.mark.nightly
 def test_what_is_measured(machine: Machine) -> None:
     """A core does between a thousandth and a thousand times what one of today does."""
     for timing in machine.timings:
@@ -96,13 +88,6 @@ def test_what_is_measured(machine: Machine) -> None:
     reduced = [timing for timing in machine.timings if timing.call == "all-reduce"]
     assert [timing.size for timing in reduced] == list(ALL_REDUCE_BYTES)
     assert {timing.ranks for timing in reduced} == {2}
-
-
-def test_more_ranks_than_slots_are_refused(cpu: str, tmp_path: Path) -> None:
-    ended = harness("peak", "--ranks", "3", "--cluster", cpu, "--results", str(tmp_path))
-    assert ended.code == 2
-    assert ended.err == "harness: --ranks: found 3; allowed: at most 2, the profile's `slots`\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_fails_is_named_with_its_log(

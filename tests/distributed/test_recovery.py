@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.core.errors import HarnessError
 from harness.core.paths import Results, TrialFolder
 from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
@@ -166,33 +165,6 @@ def interrupt_twice(command: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_the_attempt_of_a_command_that_was_killed_is_recorded(tmp_path: Path) -> None:
-    """So that its wall time, and that until the next command, count."""
-    hold = tmp_path / "hold"
-    hold.touch()
-    sweep = held_sweep(tmp_path, hold, checkpoint={"every": "5 steps"})
-    (folder,) = trial_folders(sweep)
-    began = time.time()
-    with running(sweep, folder) as command:
-        wait_until(lambda: any(folder.resume_checkpoints.glob("step-*")))
-        command.kill()
-        command.wait()
-    wait_until(lambda: processes_below(tmp_path) == [], 15)
-    hold.unlink()
-    assert harness(*arguments(sweep)).code == 0
-    record = read_record(TrialFolder.newest(folder.path).record_path)
-    assert (record.status, record.attempt) == ("done", 2)
-    (killed,) = record.previous_failures
-    assert (killed.kind, killed.message) == (
-        "Interrupted",
-        "what ran it ended without leaving a record",
-    )
-    assert killed.began_at is not None
-    assert began < killed.began_at < killed.at < record.started
-    assert record.numbers["wall_s"] > record.ended - record.started
-
-
-@pytest.mark.nightly
 def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
@@ -232,30 +204,3 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     assert len(Results(tmp_path / "results").sweep_folder("line").record_paths()) == 3
     assert sorted(trials_in_mlflow(sweep)) == sorted(record.trial.id for record in records)
     assert processes_below(tmp_path) == []
-
-
-class Mover(RecordCollector):
-    """A listener that moves the results folder once a trial has reached a step."""
-
-    def __init__(self, results: Path, target: Path) -> None:
-        super().__init__()
-        self.results, self.target = results, target
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        if progress.get("step", 0) > 0 and not self.target.exists():
-            self.results.rename(self.target)
-
-
-def test_a_results_folder_that_is_moved_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
-    """Nothing is written where it was, and the same command goes on once it is back."""
-    hold = tmp_path / "hold"
-    hold.touch()
-    sweep = held_sweep(tmp_path, hold)
-    results, moved = tmp_path / "results", tmp_path / "moved"
-    with pytest.raises(HarnessError, match=r"results/runs/line: moved or removed while \S+ ran"):
-        run(sweep, listener=Mover(results, moved))
-    assert not results.exists()
-    moved.rename(results)
-    hold.unlink()
-    (record,) = run(sweep)
-    assert record.status == "done"

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.core.paths import Results, TrialFolder
-from harness.launch import hold
+from harness.core.paths import Results
 from harness.records.files import read_record
-from harness.records.record import Record
-from harness.sweep.cell import Trial
-from harness.sweep.validity import ValidityRules
 from tests.support.commands import harness
-from tests.support.running import RecordCollector, line_sweep, run
+from tests.support.running import line_sweep
 
 pytestmark = pytest.mark.distributed
 
@@ -62,34 +55,3 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     assert str(paths[0]) in ended.err
     assert harness("run", *arguments, "--force").code == 0
     assert [read_record(path).status for path in paths] == ["done", "done"]
-
-
-class BusyProgram(RecordCollector):
-    """A listener with which other programs begin to compute once a trial trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.programs: list[subprocess.Popen[bytes]] = []
-
-    def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        if progress and not self.programs:
-            busy = ["sh", "-c", "while :; do :; done"]
-            self.programs = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]
-
-    def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
-        super().on_trial_end(record, folder)
-        for program in self.programs:
-            program.kill()
-            program.wait()
-
-
-@pytest.mark.nightly
-def test_a_trial_beside_programs_that_have_the_cores_is_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hold, "LOCK_PATH", tmp_path / "host.lock")
-    path = line_sweep(tmp_path, {"line": {}}, length={"steps": 4000})
-    rules = ValidityRules(steal=None, reruns=0)
-    (record,) = run(path, listener=BusyProgram(), validity=rules)
-    assert record.status == "invalid"
-    assert record.violations[0].startswith("contention: rank 0 on ")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,23 +45,6 @@ def lying(honest_send):
 
 if hasattr(rank, "TurnSocket"):  # this file is also imported to plan the sweep
     rank.TurnSocket.send = lying(rank.TurnSocket.send)
-"""
-# What it does in the first step of a turn takes longer than all the others together.
-WORKS_IN_THE_UNCOUNTED_STEP = """
-honest_loss = Slowed.loss
-newest = [0.0]
-
-
-def loss(self, model, batch):
-    if time.perf_counter() - newest[0] > 0.005:
-        until = time.perf_counter() + 0.03
-        while time.perf_counter() < until:
-            pass
-    newest[0] = time.perf_counter()
-    return honest_loss(self, model, batch)
-
-
-Slowed.loss = loss
 """
 # Half of its work is done by a thread, which a step waits for only if it has not been able to work
 # ahead. It would work ahead for as long as it is the other side's turn.
@@ -143,21 +125,6 @@ def test_ranks_get_cores_of_their_own_unless_they_use_gpus(
 
 
 @pytest.mark.nightly
-def test_each_rank_shares_its_cores_with_its_like_of_the_other_side_alone(tmp_path: Path) -> None:
-    usable = os.sched_getaffinity(0)
-    with line_starter(tmp_path, strategy="ddp", world_size=2) as starter:
-        for order in ("ab", "ba"):
-            with starter.pair(order) as arms:
-                ranks = [rank for arm in arms.values() for rank in arm.process_groups]
-                cores = Counter(tuple(psutil.Process(rank).cpu_affinity()) for rank in ranks)
-            assert sorted(cores.values()) == ([2, 2] if len(usable) > 1 else [4])
-            assert usable.issuperset(core for shared in cores for core in shared)
-            assert len(usable) < 2 or len({core for shared in cores for core in shared}) == sum(
-                map(len, cores)
-            )
-
-
-@pytest.mark.nightly
 def test_a_side_stands_still_with_its_loader_workers_while_it_is_not_its_turn(
     tmp_path: Path,
 ) -> None:
@@ -225,9 +192,7 @@ def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "mutant", [SLEEPS_AND_LIES, WORKS_IN_THE_UNCOUNTED_STEP, WORKS_IN_THE_IDLE_TURN]
-)
+@pytest.mark.parametrize("mutant", [SLEEPS_AND_LIES, WORKS_IN_THE_IDLE_TURN])
 def test_work_can_be_hidden_neither_by_lies_nor_in_what_is_not_counted(
     mutant: str, tmp_path: Path
 ) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from harness.core import files
 from harness.core.paths import TrialFolder
 from harness.launch.ranks import how_ended
-from harness.records.record import Failure
+from harness.launch.torchrun import Torchrun
+from harness.records.files import write_rank_result
+from harness.records.record import Failure, RankResult
 
 CRASH = """\
 terminate called after throwing an instance of 'gloo::EnforceNotMet'
@@ -29,3 +38,37 @@ def test_a_rank_that_crashes_is_named_with_its_line(tmp_path: Path) -> None:
     assert failure is not None
     assert str(failure).endswith("/train.py:88: rank 1: Killed: ended by SIGABRT")
     assert failure.log == "logs/rank1.log"
+
+
+STOPPED = Failure(kind="Interrupted", message="stopped after step 3 of 9", rank=1, at=5.0)
+LOST = Failure(kind="ConnectionLost", message="connection closed by peer", rank=0, at=4.0)
+# Of a node whose clock is late.
+FULL = Failure(kind="StorageError", message="/x: No space left on device", rank=1, at=9.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "exit_codes", "expected"),
+    [
+        ([replace(STOPPED, rank=0), STOPPED], {0: 75, 1: 75}, ("Interrupted", 0)),
+        ([STOPPED], {0: -signal.SIGKILL, 1: 75}, ("Interrupted", 1)),
+        ([LOST, STOPPED], {0: 1, 1: 75}, ("Interrupted", 1)),
+        ([LOST, FULL], {0: 1, 1: 1}, ("StorageError", 1)),
+        ([LOST], {0: 1, 1: files.EXIT_CODE}, ("StorageError", 1)),
+        ([LOST], {0: 1, 1: -signal.SIGUSR2}, ("Interrupted", 1)),  # before it could block it
+        ([LOST], {0: 1, 1: -signal.SIGKILL}, ("Killed", 1)),
+    ],
+)
+def test_what_ended_the_other_ranks_is_the_cause(
+    tmp_path: Path, left: list[Failure], exit_codes: dict[int, int], expected: tuple[str, int]
+) -> None:
+    folder = TrialFolder(tmp_path)
+    for failure in left:
+        rank = failure.rank or 0
+        result = RankResult(rank=rank, host="n", pid=1, entered_at=0.0, failure=failure)
+        write_rank_result(folder.result_path(rank), result)
+    listed = {rank: {"exitcode": code, "at": time.time()} for rank, code in exit_codes.items()}
+    folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")
+    observed = Torchrun(environment={}).observed_failures(folder)
+    cause = how_ended(folder, 2, started=0, observed_failures=observed).failure
+    assert cause is not None
+    assert (cause.kind, cause.rank) == expected

@@ -24,7 +24,7 @@ from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.running import line_sweep
 from tests.support.sweeps import load
-from tests.support.training import SINGLE_MESH
+from tests.support.training import SINGLE_RANK
 from workloads.settings import Settings
 
 
@@ -61,7 +61,7 @@ class InProcessTracer:
         average = 0.25 if cell.axes.num_threads == 3 else 0.5
         options = Options(dropout=dropout, samples=64, average=average, validation=self.validation)
         workload = LineFit(options, Settings())
-        parts = TrialParts(assignment, workload, folder, SINGLE_MESH, state)
+        parts = TrialParts(assignment, workload, folder, SINGLE_RANK, state)
         if self.noise:
             with torch.no_grad():
                 next(parts.model.parameters()).add_(self.noise * self.runs)

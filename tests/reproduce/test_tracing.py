@@ -22,7 +22,7 @@ from harness.training.state import TrainingState
 from harness.training.train import Trainer
 from harness.view.divergence import description
 from tests.factories import make_cell
-from tests.support.training import SINGLE_MESH, make_assignment
+from tests.support.training import SINGLE_RANK, make_assignment
 from workloads import Classifier, Splits, TensorSamples
 from workloads.settings import Settings
 
@@ -127,7 +127,7 @@ class InProcessTracer:
         workload = self.workloads[traced.trial.seed](Settings(), Settings())
         assignment = replace(make_assignment(steps=6), trial=replace(traced.trial, seed=0))
         state = TrainingState()
-        parts = TrialParts(assignment, workload, folder, SINGLE_MESH, state)
+        parts = TrialParts(assignment, workload, folder, SINGLE_RANK, state)
         with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
             Trainer(parts, state, recorder).run(min(recording.last_step, 6))
         traces = read_traces(folder.path, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ from harness.records.assignment import Assignment
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Cell, Length, Trial
 from harness.training.build import TrialParts
-from harness.training.ranks import ParallelMesh, Ranks
+from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
 from workloads.base import Workload
 
 CPU = torch.device("cpu")
 SINGLE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
-SINGLE_MESH = ParallelMesh(**vars(SINGLE_RANK), device=CPU)
 
 
 class NoEvaluation(Hooks):
@@ -56,7 +56,6 @@ def make_trainer(
 ) -> Trainer:
     """Build a trial of `workload`, whatever the assignment names, ready to be run."""
     state = TrainingState()
-    shard_size = assignment.trial.cell.axes.shard_size
-    mesh = ParallelMesh(**vars(ranks), device=device, shard_size=shard_size)
+    mesh = replace(ranks, device=device)
     parts = TrialParts(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)

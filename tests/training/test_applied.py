@@ -21,19 +21,17 @@ from harness.training.execution import (
     CUDA_GRAPHS,
     SKIPPED_CUDA_GRAPH,
     Compiler,
+    Scaler,
     uses_cuda_graphs,
 )
 from harness.training.loader import make_loader
 from harness.training.model import build_model, checkpoint_activations, place_batch
 from harness.training.order import BatchOrder
-from harness.training.precision import Scaler, autocast
-from harness.training.profiler import trace_steps
 from harness.training.state import TrainingState
-from harness.training.step import TrainStep
 from harness.training.strategies import strategy_class
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, SINGLE_MESH, make_assignment, make_trainer
-from workloads.base import Batch, Splits, TensorSamples, Workload, load_splits
+from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
+from workloads.base import Splits, TensorSamples, Workload, load_splits
 from workloads.cnn import CNN
 from workloads.cnn_settings import CNNOptions
 from workloads.images import Digits
@@ -43,7 +41,7 @@ from workloads.settings import Settings
 def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     """Return the module that training steps would call."""
     axes = Axes(**{"batch_size": 32, **settings})
-    strategy = strategy_class(axes.strategy)(axes, SINGLE_MESH, HostClock())
+    strategy = strategy_class(axes.strategy)(axes, SINGLE_RANK, HostClock())
     model = build_model(workload, axes, CPU)
     if axes.activation_checkpointing:
         checkpoint_activations(workload, model)
@@ -99,36 +97,6 @@ def test_channels_last_reorders_convolutions_and_images() -> None:
     assert labels.shape == (2,)
 
 
-class ColorImages(CNN):
-    """A network for images with several channels, whose memory format makes a difference."""
-
-    def splits(self) -> Splits:
-        samples = TensorSamples((torch.randn(64, 3, 8, 8), torch.zeros(64, dtype=torch.long)))
-        return Splits(train=samples, test=samples)
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-
-
-def test_a_profiled_step_gets_its_images_in_the_same_memory_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_channels_last = []
-    trainer = make_trainer(
-        make_assignment(steps=2, channels_last=True), ColorImages(CNNOptions(), Digits()), tmp_path
-    )
-    run_step = TrainStep.run
-
-    def observe_and_run(train_step: TrainStep, batch: Batch) -> Tensor:
-        is_channels_last.append(batch[0].is_contiguous(memory_format=torch.channels_last))
-        return run_step(train_step, batch)
-
-    monkeypatch.setattr(TrainStep, "run", observe_and_run)
-    trainer.run()
-    trace_steps(trainer.parts, trainer.state, 1)
-    assert is_channels_last == [True] * 4  # two recorded, one to warm the profiler up, one traced
-
-
 def test_channels_last_without_convolutions_is_refused() -> None:
     with pytest.raises(
         NotApplied, match="channels_last=true had no effect: the model has no convolution"
@@ -146,21 +114,6 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
             batches.append((indices.tolist(), batch[0].tolist()))
     assert fetched["resident"] == fetched["loader"]
     assert len(fetched["loader"]) == 3
-
-
-def test_resident_samples_must_be_movable() -> None:
-    class Immovable:
-        def __len__(self) -> int:
-            return 4
-
-        def batch(self, indices: Any) -> Any:
-            return (torch.as_tensor(indices),)
-
-    order = BatchOrder(samples=4, batch_size=2, seed=0, dp_rank=0, dp_size=1)
-    with pytest.raises(
-        NotApplied, match=r"input=resident is unavailable: Immovable has no method to\(device\)"
-    ):
-        make_loader(Immovable(), order, Axes(batch_size=2, input="resident"), seed=0, device=CPU)
 
 
 @pytest.mark.parametrize("execution", ["eager", "compile", *CUDA_GRAPHS])
@@ -207,15 +160,6 @@ def test_graphs_that_torch_does_not_replay_are_told(
     compiled = compiler.account()
     assert compiled is not None
     assert compiled.graph_breaks == {SKIPPED_CUDA_GRAPH: 3}
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_autocast_computes_in_the_precision(precision: Any, dtype: torch.dtype | None) -> None:
-    with autocast(Axes(batch_size=1, precision=precision), CPU):
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert product.dtype == (dtype or torch.float32)
 
 
 def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -> None:

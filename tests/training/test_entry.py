@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
 from harness.sweep.environment import Variables
 from harness.training import entry
-from harness.training.worker import TASKS, _describe
+from harness.training.worker import _describe
 from tests.support.training import SINGLE_RANK
 
 
@@ -45,11 +43,6 @@ def test_instructions_that_torch_does_not_use_fail(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     with pytest.raises(NotApplied, match="=default had no effect: torch uses AVX2"):
         entry.check_variables({"ATEN_CPU_CAPABILITY": "default"})
-
-
-@pytest.mark.parametrize("task", TASKS.values())
-def test_every_task_names_a_function_for_ranks(task: str) -> None:
-    assert list(signature(resolve_name(task)).parameters) == ["folder", "ranks", "entered", "state"]
 
 
 @pytest.mark.parametrize("name", [b"/nowhere/points", "/nowhere/points", 999_999])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from harness.core.errors import NotApplied
 from harness.training.train import Hooks, Trainer
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
-from workloads.base import Batch, Workload
+from workloads.base import Workload
 from workloads.cnn import CNN
 from workloads.cnn_settings import CNNOptions
 from workloads.images import Digits
@@ -79,13 +77,3 @@ def test_it_begins_and_draws_as_fp32_does_and_stays_near(tmp_path: Path) -> None
     assert all(map(torch.equal, *states))
     gaps = [(a.double() - b).abs().max().item() for a, b in zip(single, double, strict=True)]
     assert 0 < max(gaps) < 1e-5
-
-
-def test_a_model_that_leaves_fp64_is_noticed(tmp_path: Path) -> None:
-    class Downcasts(CNN):
-        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-            images, labels = batch
-            return super().loss(model.float(), (images.float(), labels))
-
-    with pytest.raises(NotApplied, match="precision=fp64 had no effect"):
-        trainer_of(tmp_path, Downcasts(CNNOptions(width=4), Digits()), precision="fp64").run()

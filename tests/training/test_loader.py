@@ -20,7 +20,7 @@ from harness.sweep.axes import Axes
 from harness.training.loader import NO_WORKER, make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU
-from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples
+from workloads.base import Batch, DatasetSamples, StreamSamples
 
 
 class RandomSamples:
@@ -50,38 +50,15 @@ def fetch(
     return [(indices.tolist(), worker, batch[0].tolist()) for indices, worker, batch in loader]
 
 
-def drawn_numbers(fetched: list[tuple[list[int], int, list[float]]]) -> set[float]:
-    """Return all numbers that were drawn while batches were fetched."""
-    numbers: set[float] = set()
-    for _, _, drawn in fetched:
-        numbers |= set(drawn)
-    return numbers
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("samples", [RandomSamples(), TensorSamples((torch.arange(32),))])
-def test_the_generators_of_training_stay_as_they_are(workers: int, samples: Samples) -> None:
-    order = BatchOrder(samples=32, batch_size=8, seed=0, dp_rank=0, dp_size=1)
-    before = generators()
-    list(
-        make_loader(
-            samples,
-            order,
-            Axes(batch_size=8, num_workers=workers),
-            seed=0,
-            device=torch.device("cpu"),
-        )
-    )
-    assert generators() == before
-
-
 def test_workers_change_nothing_but_who_fetches() -> None:
+    """Neither the order nor what is drawn; and the generators of training stay as they are."""
+    before = generators()
     without_workers, with_workers = fetch(0, seed=3), fetch(2, seed=3)
-    order = [indices for indices, _, _ in without_workers]
-    assert [indices for indices, _, _ in with_workers] == order
+    for alone, by_worker in zip(without_workers, with_workers, strict=True):
+        assert (alone[0], alone[2]) == (by_worker[0], by_worker[2])
     assert [worker for _, worker, _ in without_workers] == [NO_WORKER] * 4
     assert {worker for _, worker, _ in with_workers} == {0, 1}
+    assert generators() == before
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -91,15 +68,6 @@ def test_what_workers_draw_depends_on_the_batch_only(workers: int) -> None:
     assert [values for _, _, values in fetch(workers, seed=3)] == drawn
     assert [values for _, _, values in fetch(workers, seed=3, skip=3)] == drawn[3:]
     assert not {*drawn[0]} & {*fetch(workers, seed=3, epoch=1)[0][2]}
-
-
-def test_what_is_drawn_is_the_same_with_and_without_workers() -> None:
-    """And leaves the generators of training as they are."""
-    before = generators()
-    assert [drawn for _, _, drawn in fetch(0, seed=3)] == [
-        drawn for _, _, drawn in fetch(2, seed=3)
-    ]
-    assert generators() == before
 
 
 class NoisyDataset(Dataset[Tensor]):
@@ -211,13 +179,6 @@ def test_a_stream_is_shuffled_anew_in_each_epoch(reduction: Any) -> None:
     assert len(set(seeds)) == len(seeds) == 2
 
 
-def test_every_batch_has_its_own_seed_which_is_the_same_again() -> None:
-    fetched = fetch(2, seed=3)
-    assert fetch(2, seed=3) == fetched
-    assert len(drawn_numbers(fetched)) == 4 * 3  # batches and generators
-    assert not drawn_numbers(fetched) & drawn_numbers(fetch(2, seed=4))
-
-
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_worker_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.training.loader.WORKER_TIMEOUT", 0.2)
@@ -243,7 +204,7 @@ def test_a_worker_that_is_killed_leaves_no_file(
     next(batches)
     (worker,) = multiprocessing.active_children()
     worker.kill()
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
+    with pytest.raises((RuntimeError, EOFError, ConnectionError)):
         for _ in batches:
             pass
     assert list(tmp_path.iterdir()) == []

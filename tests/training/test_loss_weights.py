@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.training.loss_weights import weighted
+from harness.training.step import weighted
 from harness.training.train import Trainer
 from tests.support.line import LineFit
 from tests.support.line import Options as LineOptions
@@ -53,12 +53,6 @@ def test_four_micro_batches_have_the_gradients_of_one(
     torch.testing.assert_close(first_gradients(cut), first_gradients(whole), rtol=1e-10, atol=1e-14)
 
 
-def test_without_weights_they_have_others(tmp_path: Path) -> None:
-    whole = first_gradients(trainer_of(tmp_path, Unweighted, {}))
-    cut = first_gradients(trainer_of(tmp_path, Unweighted, {"grad_accum_steps": 4}))
-    assert float((cut - whole).norm() / whole.norm()) > 0.02
-
-
 def test_the_loss_of_a_step_is_the_weighted_mean(tmp_path: Path) -> None:
     losses = []
     for axes in ({}, {"grad_accum_steps": 4}, {"grad_accum_steps": 8, **TREE}):
@@ -71,7 +65,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean(tmp_path: Path) -> None:
 
 def test_samples_that_weigh_the_same_are_not_weighed(tmp_path: Path) -> None:
     line = make_trainer(make_assignment(steps=1), LineFit(LineOptions(), Settings()), tmp_path)
-    assert line.parts.train_step.loss_weights is None
+    assert not line.parts.train_step.has_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

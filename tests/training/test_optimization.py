@@ -84,26 +84,6 @@ def test_learning_rate_and_linear_scaling() -> None:
     assert learning_rates(build_optimizer(lr_scaling="linear")) == [1e-2, 5e-3]
 
 
-def curve(steps: int = 10, **axes: Any) -> list[float]:
-    """Return the learning rate at each step, as a share of its peak."""
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = make_schedule(
-        Recipe(Options(), Settings()), optimizer, Axes(batch_size=32, **axes), steps
-    )
-    rates = []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        if schedule:
-            schedule.step()
-    return rates
-
-
-def test_the_recipes_schedule_is_its_own() -> None:
-    assert curve() == [1.0] * 10
-
-
 def peak(optimizer: Optimizer) -> list[float]:
     """Return the rates of the optimizer's groups."""
     return [group["lr"] for group in optimizer.param_groups]

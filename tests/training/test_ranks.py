@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
 import torch
@@ -47,12 +46,6 @@ def test_a_rank_is_the_same_under_any_launcher(
 ) -> None:
     ranks = read_ranks(monkeypatch, **variables)
     assert (ranks.rank, ranks.local_rank, ranks.world_size) == expected
-
-
-def test_a_node_has_the_name_that_slurm_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
-    assert read_ranks(monkeypatch).host == socket.gethostname()
-    assert read_ranks(monkeypatch, SLURMD_NODENAME="n2").host == "n2"
 
 
 def test_workloads_see_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:

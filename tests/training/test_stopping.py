@@ -73,7 +73,9 @@ def test_a_rule_without_a_validation_set_is_refused_before_the_first_step(tmp_pa
 
 def test_a_rule_about_a_loss_that_is_no_metric_is_refused(tmp_path: Path) -> None:
     workload = LineFit(Options(validation=40), Settings())
-    with pytest.raises(BadInput, match=r"with 'loss' among them, which stop\.metric names"):
+    with pytest.raises(
+        BadInput, match=r"with 'loss' among them, which the target or stop\.metric names"
+    ):
         stopping_trainer(tmp_path, workload, StopRule(patience=1))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import psutil
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness.core.ports import LOOPBACK, free_port, listen
+from harness.core.ports import LOOPBACK, free_port
 from harness.training.ranks import Ranks, broadcast_from_rank_0, gather, process_group
 
 ONE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
@@ -65,20 +64,3 @@ def test_a_launchers_store_is_used_where_there_is_one(
     with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
         assert store.num_keys() > 0
     dist.destroy_process_group()
-
-
-class TestListen:
-    def test_at_an_address_means_there_alone(self) -> None:
-        with listen(LOOPBACK, 0) as listening:
-            assert listening.getsockname()[0] == LOOPBACK
-        with listen("localhost", 0) as listening:
-            assert listening.getsockname()[0] in (LOOPBACK, "::1")
-
-    @pytest.mark.parametrize(("name", "resolved"), [("node7", "127.0.1.1"), ("node8", "192.0.2.1")])
-    def test_at_a_name_that_others_resolve_otherwise_means_everywhere(
-        self, monkeypatch: pytest.MonkeyPatch, name: str, resolved: str
-    ) -> None:
-        answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
-        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answer)
-        with listen(name, 0) as listening:
-            assert listening.getsockname()[0] == "0.0.0.0"

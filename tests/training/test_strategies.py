@@ -13,10 +13,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.sweep.axes import STRATEGIES
 from harness.training.execution import Compiler
-from harness.training.ranks import ParallelMesh
-from harness.training.strategies import Strategy, strategy_class
+from harness.training.ranks import Ranks
+from harness.training.strategies import Strategy, device_mesh
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, make_assignment, make_trainer
+from tests.support.training import make_assignment, make_trainer
 from workloads.base import Workload
 from workloads.settings import Settings
 
@@ -44,12 +44,6 @@ def process_group_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_table_names_the_class_of_each_strategy(name: str) -> None:
-    assert issubclass(strategy_class(name), Strategy)
-    assert strategy_class(name).needs_process_group == (name != "single")
-
-
 @pytest.mark.usefixtures("process_group_of_one")
 def test_a_new_strategy_needs_only_its_class_and_an_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,5 +68,5 @@ def process_group_of_eight() -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group_of_eight")
 def test_replicas_and_shards_are_two_dimensions() -> None:
-    mesh = ParallelMesh(rank=5, local_rank=5, world_size=8, device=CPU, shard_size=2)
-    assert mesh.device_mesh.mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    ranks = Ranks(rank=5, local_rank=5, world_size=8)
+    assert device_mesh(ranks, 2).mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from harness.core.errors import NotApplied
 from harness.sweep.axes import DEFAULTS, NEEDS, Axes, DDPParameters, find_conflict
 from harness.training import build
+from harness.training.execution import Scaler, computed_in
 from harness.training.loader import make_loader
-from harness.training.precision import Scaler, computed_in
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
@@ -79,15 +79,6 @@ def test_a_setting_for_gpus_without_a_gpu(tmp_path: Path, setting: dict[str, Any
     ((name, value),) = setting.items()
     with pytest.raises(NotApplied, match=f"{name}: found {str(value).lower()}; needed: a GPU"):
         train(tmp_path, **setting)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("process_group_of_one")
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of torch's own compiler
-def test_a_compile_that_compiled_nothing(tmp_path: Path) -> None:
-    torch._dynamo.utils.counters.clear()
-    with pytest.raises(NotApplied, match=r"execution=compile had no effect.*needs its own forward"):
-        train(tmp_path, Options(sequential=True), execution="compile", strategy="ddp")
 
 
 class CountingFit(LineFit):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.sweep.axes import Axes, find_conflict
-from harness.training.tree_reduction import GradientTree, sum_rows
+from harness.training.step import GradientTree
+from harness.training.strategies import sum_rows
 from tests.support.frozen import AlternatingFit
 from tests.support.line import Options
 from tests.support.training import make_assignment, make_trainer
@@ -62,13 +63,6 @@ def test_a_parameter_without_a_gradient_in_some_micro_steps_gets_the_sum_of_the_
     assert unused is None
 
 
-def test_a_tree_holds_one_sum_of_each_height() -> None:
-    tree = GradientTree()
-    for _ in range(7):
-        tree.add([torch.ones(1)])
-    assert [subtree.height for subtree in tree.subtrees] == [2, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -98,15 +92,3 @@ def test_a_layer_that_is_thawed_gets_the_mean_of_the_micro_batches(tmp_path: Pat
         trainer.run()
         losses.append(trainer.state.losses)
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_four_micro_batches_are_allowed_at_any_number_of_ranks(world_size: int) -> None:
-    axes = Axes(
-        batch_size=8,
-        reduction="tree",
-        strategy="single" if world_size == 1 else "ddp",
-        world_size=world_size,
-        grad_accum_steps=4 // world_size,
-    )
-    assert find_conflict(axes) is None

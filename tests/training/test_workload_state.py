@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from harness.core.errors import NotApplied
 from harness.sweep.axes import Axes
-from harness.training.fingerprint import WorkloadState, digest_model
+from harness.training.digests import WorkloadState, digest_model
 from harness.training.unsaved import describe_unsaved, find_changes
 from tests.support.line import LineFit, Options
 from workloads.base import TensorSamples, Workload
@@ -164,7 +164,7 @@ def test_the_digest_of_all_ranks_is_that_of_one_where_they_agree(
     workload = make_workload()
 
     def digest(*digests: str | None) -> str:
-        monkeypatch.setattr("harness.training.fingerprint.gather", lambda _: digests)
+        monkeypatch.setattr("harness.training.digests.gather", lambda _: digests)
         return digest_model(workload.model, None)
 
     assert digest("a") == digest("a", "a")

@@ -59,7 +59,7 @@ def test_model_data_and_loss_are_enough(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = workload.loss(trainer.parts.model, test).item()
     assert evaluation.metrics == {"loss": pytest.approx(expected)}
-    assert (trainer.target.name, trainer.target.higher_is_better) == ("loss", False)
+    assert (trainer.parts.target.name, trainer.parts.target.higher_is_better) == ("loss", False)
     optimizer = trainer.parts.optimizer
     assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("AdamW", 1e-3)
 

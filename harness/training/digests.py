@@ -18,7 +18,6 @@ from harness.core.errors import NotApplied
 from harness.training.ranks import gather
 from workloads.base import Workload
 
-MOST_OF_INT64 = 2**63
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
 
 
@@ -29,6 +28,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
     if gather_shards is not None:
         tensor = gather_shards()
     return tensor.detach().cpu()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, and any other tensor as it is; they share memory."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def digest_model(model: nn.Module, state: str | None) -> str:
@@ -140,7 +145,5 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from _named_tensors(f"{name}[{number}]", item)
-    elif isinstance(value, bool | int | float) and abs(value) < MOST_OF_INT64:
-        yield name, torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
     else:
         yield name, torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)
