@@ -115,7 +115,9 @@ class ScriptTurns(TakingTurns):
         self._is_ready = False
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
-        """Report that the script is ready, the first time, and wait for a turn if the last is over."""
+        """Report that the script is ready after its first step, and wait for a turn if the last is over."""
+        if not state.step:
+            return 1  # in which it builds everything
         if not self._is_ready:
             batch_size, unit = self._cell.axes.batch_size, self._cell.throughput_unit
             reported = self._observed.samples_per_step
@@ -125,6 +127,11 @@ class ScriptTurns(TakingTurns):
             self._turns.send(ready=True, batch_size=batch_size, unit=unit)
             self._is_ready = True
         return super().before_segment(state, stop)
+
+    def after_segment(self, state: TrainingState, segment: Segment) -> None:
+        """Report a turn that is over; the first step comes before all of them."""
+        if self._is_ready:
+            super().after_segment(state, segment)
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
         """Return a digest of the losses, or of the parameters where some of them are not known.
@@ -186,11 +193,10 @@ def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) ->
     """
     assignment = prepare_rank(folder)
     with observe(assignment, folder, ranks, TrainingState()) as observed:
-        observed.skipped_steps = 1
         observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell)
         execute(assignment, folder)
     raise HarnessError(
-        f"{observed.uses} ended after {observed.state.step + 1} steps, before the gate had measured"
+        f"{observed.uses} ended after {observed.state.step} steps, before the gate had measured"
         " enough; let it train longer, as with `arguments: --steps {steps}`"
     )
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from harness.core.processes import ending_descendants, parent_variables
-from harness.training.interruption import before_torch
+from harness.training.progress import before_torch
 
 if __name__ == "__main__":
     # Ranks inherit that the signal waits, so it can't end them before they look for it themselves.

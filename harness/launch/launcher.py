@@ -16,7 +16,7 @@ from harness.core.processes import Process
 from harness.records.record import Failure
 from harness.records.running import FailedRank
 from harness.sweep.environment import Variables
-from harness.training.interruption import SIGNAL
+from harness.training.progress import SIGNAL
 
 if TYPE_CHECKING:  # it reads sweep files, which a rank does not
     from harness.launch.stack import ReadyStack

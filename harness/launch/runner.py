@@ -233,6 +233,5 @@ class Runner:
             mlflow=launched.mlflow,
             repository=launched.repository,
             installed=launched.installed if stack is None else stack.installed,
-            interpreter=None if stack is None else stack.executable,
             packages=launched.packages.get(workload.uses, ()),
         )

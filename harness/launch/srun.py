@@ -25,7 +25,7 @@ from harness.launch.launcher import HASH_SEED, assign, exit_failure, rank_variab
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.sweep.environment import Variables
-from harness.training.interruption import SIGNAL
+from harness.training.progress import SIGNAL
 
 # What srun and slurmstepd print when a task has ended, or the whole step.
 TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)")

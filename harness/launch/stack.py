@@ -38,7 +38,7 @@ packages = {}
 for distribution in metadata.distributions():
     packages.setdefault(str(distribution.metadata["Name"]), distribution.version)
 version = list(sys.version_info[:3])
-print(json.dumps({"python": version, "executable": sys.executable, "packages": packages}))
+print(json.dumps({"python": version, "packages": packages}))
 """
 TIMEOUT = 120.0  # seconds; a container may have to be unpacked
 MIN_PYTHON = (3, 11)
@@ -53,7 +53,6 @@ class ProbeReport:
     """What PROBE prints."""
 
     python: Sequence[int]  # the version
-    executable: str
     packages: Mapping[str, str]  # name -> version, of all distributions
 
 
@@ -65,7 +64,6 @@ class ReadyStack:
     python: str  # the interpreter, as the prefix finds it
     prefix: Sequence[str]  # none: the interpreter is started as it is
     python_path: str  # PYTHONPATH, by which ranks find the harness
-    executable: str  # what the interpreter calls itself
     packages: Mapping[str, str]  # name -> version, of all distributions
 
     @property
@@ -141,7 +139,6 @@ def make_ready(name: str, stack: Stack, base: Path, source: str) -> ReadyStack:
         python=python,
         prefix=stack.prefix,
         python_path=os.pathsep.join(filter(None, [harness_path(), os.environ.get("PYTHONPATH")])),
-        executable=report.executable,
         packages=report.packages,
     )
 

@@ -35,7 +35,7 @@ from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
 from harness.sweep.cluster import Profile
 from harness.sweep.environment import Variables
-from harness.training.interruption import SIGNAL
+from harness.training.progress import SIGNAL
 
 
 @dataclass(frozen=True, kw_only=True)

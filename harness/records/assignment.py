@@ -57,8 +57,6 @@ class Assignment:
     mlflow: str | None = None  # its version
     repository: Repository | None = None
     installed: str | None = None  # SHA-256 of the list of packages in the sweep's folder
-    # What the interpreter of the cell's stack calls itself; None: it is not checked.
-    interpreter: str | None = None
     lane: Lane = field(default_factory=Lane)  # what the ranks have for themselves of the machine
     packages: Sequence[str] = ()  # distributions that the workload imports, besides the usual ones
 

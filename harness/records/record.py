@@ -157,6 +157,9 @@ class TargetMetric:
         return max(evaluations, key=lambda evaluation: self.score(evaluation.deciding[self.name]))
 
 
+LOSS = TargetMetric(name="loss", higher_is_better=False)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopOutcome:
     """How a trial with a rule for stopping ended."""

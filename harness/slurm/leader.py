@@ -44,7 +44,7 @@ from harness.records.record import Record
 from harness.slurm import submission as submissions
 from harness.slurm.submission import Submission
 from harness.sweep.cell import Trial
-from harness.training.interruption import SIGNAL
+from harness.training.progress import SIGNAL
 
 ALLOCATION_LOST = {"NodeFailure", "NotStarted"}  # failures after which this job can run no trial
 POLL_SECONDS = 0.5  # between looks at a running trial; its files are on a shared file system

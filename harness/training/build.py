@@ -21,7 +21,7 @@ from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
-from harness.records.record import TargetMetric
+from harness.records.record import LOSS, TargetMetric
 from harness.sweep.axes import setting_that_needs_gpu
 from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
@@ -39,7 +39,6 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, generators_kept, seed_everything
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep, TreeStep
-from harness.training.stopping import selection_metric
 from harness.training.strategies import strategy_class
 from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
 
@@ -72,7 +71,9 @@ class TrialParts:
         self.device = device
         self.target = TargetMetric(**asdict(workload.target))
         # The metric by which the best evaluation is chosen.
-        self.selection = selection_metric(cell.stop, self.target)
+        self.selection = self.target
+        if cell.stop is not None and cell.stop.metric == "loss":
+            self.selection = LOSS
         self.axes = axes = cell.axes
         self.compiler = Compiler(axes, folder.compiler_cache(mesh.rank), state)
         with state.timed("data"):

@@ -45,7 +45,6 @@ from harness.records.record import Interruption
 from harness.records.seal import sealed_text
 from harness.sweep.saving import CheckpointRules
 from harness.training.build import TrialParts
-from harness.training.conditions import describe_conditions, find_mismatch
 from harness.training.digests import full_tensor, plain_copy
 from harness.training.ranks import (
     all_reduce_min,
@@ -53,8 +52,13 @@ from harness.training.ranks import (
     generator_states,
     restore_generators,
 )
+from harness.training.resuming import (
+    describe_conditions,
+    describe_unsaved,
+    find_changes,
+    find_mismatch,
+)
 from harness.training.state import COLUMNS, TrainingState
-from harness.training.unsaved import describe_unsaved, find_changes
 
 SEAL_SCHEMA = 6
 SEAL_FORMAT = FileFormat(name="seal of saved tensors", schema=SEAL_SCHEMA, is_sealed=True)

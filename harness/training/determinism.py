@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from importlib import import_module
 
 import torch
 
@@ -36,6 +36,13 @@ CPU_VARIABLES = {
         "AVX512_E1,STRICT",
     ),
 }  # fmt: skip
+# Attributes of torch's modules. Torch fills uninitialized memory with NaN: what reads such memory
+# then fails by a loss of NaN, and costs no time that could be measured.
+SWITCHES = {
+    "torch.utils.deterministic.fill_uninitialized_memory": True,
+    "torch.backends.cudnn.deterministic": True,
+    "torch.backends.cudnn.benchmark": False,
+}
 
 
 def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
@@ -46,7 +53,7 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
     """
     if not axes.deterministic:
         return
-    for name, allowed in (GPU_VARIABLES if on_gpu else CPU_VARIABLES).items():
+    for name, allowed in _variables(on_gpu=on_gpu).items():
         value = os.environ.setdefault(name, allowed[0])
         if value not in allowed:
             raise BadInput(
@@ -54,19 +61,38 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
             )
 
 
+def _variables(*, on_gpu: bool) -> Mapping[str, tuple[str, ...]]:
+    """Return the variables that the mode needs on a device, with their values."""
+    return GPU_VARIABLES if on_gpu else CPU_VARIABLES
+
+
 class DeterministicMode:
     """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         """Set all that the mode needs; without it, leave everything as it is."""
-        self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
-        self._is_compiled = axes.execution != "eager"
-        self.settings: Mapping[str, object] | None = (
-            None  # in force, by name; None without the mode
-        )
-        if axes.deterministic:
-            self._set_all(axes)
-            self.settings = self._read_all()
+        self._variables = _variables(on_gpu=device.type == "cuda")
+        self._switches = SWITCHES
+        if axes.execution != "eager":
+            import torch._inductor.config as inductor  # takes a second to load
+
+            # Inductor would choose among some kernels by how fast they are on this occasion.
+            self._switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
+        # In force, by the names in torch's documentation; None without the mode.
+        self.settings: Mapping[str, object] | None = None
+        if not axes.deterministic:
+            return
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
+        # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        # The rounding of TensorFloat-32 is no property of the model: whether a product uses it may
+        # change with the GPU.
+        torch.set_float32_matmul_precision("high" if axes.precision == "tf32" else "highest")
+        for name, value in self._switches.items():
+            module, _, attribute = name.rpartition(".")
+            setattr(import_module(module), attribute, value)
+        self.settings = self._read_all()
 
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
@@ -79,43 +105,17 @@ class DeterministicMode:
                     f"deterministic=true was undone: {name} is {present[name]}; needed: {needed}"
                 )
 
-    def _set_all(self, axes: Axes) -> None:
-        """Set all settings of torch that the mode needs.
-
-        TensorFloat-32 is among them because its rounding is no property of the model: whether a product
-        uses it may change with the GPU. Torch fills uninitialized memory with NaN in this mode, which
-        we leave on: what reads such memory then fails by a loss of NaN, and costs no time that could be
-        measured.
-        """
-        torch.use_deterministic_algorithms(True, warn_only=False)
-        filling: Any = torch.utils.deterministic
-        filling.fill_uninitialized_memory = True
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
-        # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.set_float32_matmul_precision("high" if axes.precision == "tf32" else "highest")
-        if self._is_compiled:
-            import torch._inductor.config as inductor  # takes a second to load
-
-            # Inductor would choose among some kernels by how fast they are on this occasion.
-            inductor.deterministic = True
-
     def _read_all(self) -> dict[str, object]:
-        """Return all that `_set_all` sets, and the variables, by the names in torch's documentation."""
-        filling: Any = torch.utils.deterministic
-        cudnn, attention = torch.backends.cudnn, torch.backends.cuda
+        """Return all that the mode needs, by name."""
+        attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         present: dict[str, object] = {
             "torch.get_deterministic_debug_mode()": torch.get_deterministic_debug_mode(),
-            f"{filling.__name__}.fill_uninitialized_memory": filling.fill_uninitialized_memory,
-            "torch.backends.cudnn.deterministic": cudnn.deterministic,
-            "torch.backends.cudnn.benchmark": cudnn.benchmark,
-            "torch.backends.cuda.cudnn_sdp_enabled()": attention.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "torch.backends.cuda.cudnn_sdp_enabled()": attention,
             "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
         }
-        if self._is_compiled:
-            import torch._inductor.config as inductor
-
-            present["torch._inductor.config.deterministic"] = inductor.deterministic
-        return present | {name: os.environ.get(name) for name in self._variables}
+        for name in self._switches:
+            module, _, attribute = name.rpartition(".")
+            present[name] = getattr(import_module(module), attribute)
+        for name in self._variables:
+            present[name] = os.environ.get(name)
+        return present

@@ -1,12 +1,16 @@
-"""What a trial writes for those who watch it: how far training has come, and that ranks are alive.
+"""What a rank and those who watch it tell each other: progress, signs of life, and the signal to stop.
 
-The runner and `harness status` read these files. They are replaced by a rename, so that nobody reads
+The runner and `harness status` read the files. They are replaced by a rename, so that nobody reads
 half of one, but not flushed to the disk: a loss of power may take them.
 
 A trial stands still as soon as one rank does: the others wait for it in a collective, and what they
 report says nothing of it. So a thread of each rank writes down every few seconds which step the rank
 is in and where in the code its main thread is. A rank that is stopped, or hangs with the
 interpreter's lock, falls silent.
+
+The signal asks ranks to stop and leave a checkpoint. It is blocked, so that it never strikes in the
+middle of a step or of a collective, where the other ranks would wait for ever. Ranks look between
+segments of training whether it is pending at any of them. This module loads neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,18 +26,42 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
+from harness.core.processes import die_with_parent
 from harness.records.running import Heartbeat, heartbeat_seconds
-from harness.training.ranks import Ranks
-from harness.training.state import TrainingState
 
+if TYPE_CHECKING:
+    from harness.training.ranks import Ranks
+    from harness.training.state import TrainingState
+
+# Not SIGTERM, with which launchers end the ranks of a trial that has failed.
+SIGNAL = signal.SIGUSR2
 END_SECONDS = 1.0  # that a heartbeat which is being written has to end
-SECONDS_BETWEEN_REPORTS = 0.5  # of training, at least
+
+
+def before_torch() -> None:
+    """Begin a program that loads torch: it ends with its starter, and the signal stays pending."""
+    die_with_parent()
+    block_signal()  # before NumPy starts threads
+
+
+def block_signal() -> None:
+    """Keep the signal pending for this thread and for all that it starts.
+
+    That is threads, loader workers and compilers. Call it before a library starts a thread: where
+    any thread does not block the signal, it would be delivered there and end the process.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
+
+
+def stop_is_requested() -> bool:
+    """Return whether the signal has come to this process; it stays pending, so it is seen again."""
+    return SIGNAL in signal.sigpending()
 
 
 class ProgressFile:
@@ -44,18 +73,11 @@ class ProgressFile:
         # how long the longest segment took; up to which step nothing would be lost, and since when.
         self.facts: dict[str, Any] = {"steps": total_steps}
         self._is_writer = is_writer
-        self._last_report = 0.0  # of training, on the monotonic clock
 
     def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
-        """Report that a segment of training is over, unless another was reported just before.
-
-        Segments are short at the start of a trial.
-        """
-        now = time.monotonic()
-        if now - self._last_report > SECONDS_BETWEEN_REPORTS:
-            self._last_report = now
-            self.facts |= {"rate": samples_per_second, "loss": loss}
-            self.report("train", step)
+        """Report that a segment of training is over."""
+        self.facts |= {"rate": samples_per_second, "loss": loss}
+        self.report("train", step)
 
     def report(self, phase: str, step: int) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps."""

@@ -10,24 +10,27 @@ import argparse
 import functools
 import math
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.multiprocessing
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from harness.core.errors import NotApplied, one_line
+from harness.core.errors import NotApplied
 
 # A step pauses where it is without gradients this many times as long as usual: what every step has, as
 # a teacher's forward pass or the mean of weights, is part of training.
 PAUSE_RATIO = 3.0
+Loader = DataLoader[Any]
 
 
 class Pauses:
@@ -39,16 +42,16 @@ class Pauses:
         self._thread = threading.get_ident()  # others, as of loaders, do not count
         self._depth = 0  # of the blocks that the script is in
         self._block_began = 0.0
-        self._evaluation_began: float | None = None
+        self._evaluation_began: float | None = None  # as if all pauses of the step were in it
         self._seconds = 0.0  # since the last step
-        self._seconds_before = 0.0  # of them, when the evaluation began
+        self._of_steps: list[float] = []  # the seconds of each step
 
     @property
     def is_paused(self) -> bool:
         """Return whether what happens now is no training."""
         return self._depth > 0 or self._evaluation_began is not None
 
-    def enter(self) -> None:
+    def enter(self, *_: Any) -> None:
         """Note that a block without gradients begins."""
         if threading.get_ident() != self._thread:
             return
@@ -56,7 +59,7 @@ class Pauses:
             self._block_began = time.perf_counter()
         self._depth += 1
 
-    def leave(self) -> None:
+    def leave(self, *_: Any) -> None:
         """Note that the block ends."""
         if threading.get_ident() != self._thread or not self._depth:
             return
@@ -66,30 +69,41 @@ class Pauses:
 
     def set_mode(self, module: torch.nn.Module, mode: bool = True) -> None:
         """Note that a module that is trained is evaluated from now on, or trained again."""
-        if mode == (self._evaluation_began is None):
+        began = self._evaluation_began
+        if mode == (began is None) or not self._trains(module):
             return
-        trained = {id(first_parameter(optimizer)) for optimizer in self._optimizers}
-        if not any(id(parameter) in trained for parameter in module.parameters()):
-            return  # such as a normalization that is frozen
         now = time.perf_counter()
-        if self._evaluation_began is not None:  # all of it is one pause, blocks within it or not
-            self._seconds = self._seconds_before + now - self._evaluation_began
+        if began is None:
+            self._evaluation_began = now - self._seconds
+        else:  # all of it is one pause, blocks within it or not
+            self._seconds = now - began
             self._evaluation_began = None
-        else:
-            self._evaluation_began, self._seconds_before = now, self._seconds
+
+    def _trains(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is trained, unlike a normalization that is frozen."""
+        trained = {id(first_parameter(optimizer)) for optimizer in self._optimizers}
+        return not trained.isdisjoint(map(id, module.parameters()))
 
     def end(self) -> None:
-        """Note that something is trained, though nothing may have called `train`."""
+        """Note that something is trained, though nothing may have called `train`.
+
+        Of an evaluation after which nothing calls it, the pause is its blocks.
+        """
         self._depth, self._evaluation_began = 0, None
 
-    def end_step(self) -> float:
-        """Return the seconds without gradients since the last step.
+    def end_step(self) -> None:
+        """Note that a step has ended, to which the time since the last one belongs."""
+        self._of_steps.append(self._seconds)
+        self._seconds = 0.0
 
-        Of an evaluation after which nothing calls `train` these are its blocks.
-        """
-        self.end()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def lengthening(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return by how many seconds the newest steps, which took `steps`, are longer for a pause."""
+        pauses = np.asarray(self._of_steps)
+        usual = float(np.median(pauses))
+        newest = pauses[-len(steps) :]
+        excess = np.where(newest > PAUSE_RATIO * usual, newest - usual, 0.0)
+        # The clock of a GPU may see less of a pause than the host.
+        return np.minimum(excess, steps)
 
 
 class LoadedSamples:
@@ -100,45 +114,41 @@ class LoadedSamples:
     """
 
     def __init__(self, pauses: Pauses) -> None:
-        self.total: float = 0.0  # NaN after a batch whose size can't be told
+        self.total = 0.0  # NaN after a batch whose size can't be told
         self._pauses = pauses
-        # Batches and samples by loader, the latest one last. Ids alone may be those of loaders that are gone.
-        self._pending: dict[DataLoader[Any], tuple[int, float]] = {}
-        # Loaders that are trained with. One of them may yield before `train` ends an evaluation, as
-        # Hugging Face's Trainer calls it in each step: its last batch of a pause counts.
-        self._trained: WeakSet[DataLoader[Any]] = WeakSet()
-        self._late: tuple[DataLoader[Any], float] | None = None
+        # The sizes of batches by loader, the latest loader last.
+        self._pending: dict[Loader, list[float]] = {}
+        # A loader may yield before `train` ends an evaluation, as Hugging Face's Trainer calls it in each
+        # step: the last batch of a pause is trained with if its loader is.
+        self._late: tuple[Loader, float] | None = None
 
-    def add(self, loader: DataLoader[Any], batch: Any) -> None:
-        """Add a batch unless it was yielded in a pause."""
-        size = batch_samples(batch)
-        samples = math.nan if size is None else float(size)
-        if self._pauses.is_paused:
-            self._late = loader, samples
-        else:
-            self._add(loader, samples)
+    def count(self, loader: Loader, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a loader, and count those that it does not yield in a pause."""
+        for batch in batches:
+            size = batch_samples(batch)
+            if self._pauses.is_paused:
+                self._late = loader, size
+            else:
+                self._add(loader, size)
+            yield batch
+        self._late = None  # the last one was no late one
 
-    def _add(self, loader: DataLoader[Any], samples: float) -> None:
-        """Add the samples of a batch to those of the step."""
-        batches, before = self._pending.pop(loader, (0, 0.0))
-        self._pending[loader] = batches + 1, before + samples
-
-    def end_epoch(self) -> None:
-        """Note that a loader has no more batches: the last one was no late one."""
-        self._late = None
+    def _add(self, loader: Loader, size: float) -> None:
+        """Add a batch to those of the step."""
+        sizes = self._pending.pop(loader, [])
+        sizes.append(size)
+        self._pending[loader] = sizes
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        if self._late is not None and (self._late[0] in self._trained or not self._pending):
-            self._add(*self._late)
-        self._late = None
-        if not self._pending:
-            return
-        latest, _ = list(self._pending.values())[-1]
-        for batches, samples in self._pending.values():
-            if batches == latest:
-                self.total += samples
-        self._trained.update(self._pending)
+        late, self._late = self._late, None
+        if late is not None and (not self._pending or late[0] in self._pending):
+            self._add(*late)
+        batches = 0  # that the latest loader has yielded
+        for sizes in reversed(self._pending.values()):
+            batches = batches or len(sizes)
+            if len(sizes) == batches:
+                self.total += sum(sizes)
         self._pending.clear()
 
 
@@ -146,39 +156,47 @@ class Reports:
     """What a script has reported of its steps at this rank, by step, counted from 0."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[int, Any]] = []  # losses, which are read in `settle`
+        self.has_backward = False  # since the last step of any optimizer
+        self._comes_first = False  # the first report of all: maybe each one before its backward
+        self._pending: list[tuple[int, Any]] = []  # losses, which are read in `mean_losses`
         self._losses: dict[int, list[float]] = {}
+        self.first_bad_step = math.inf  # whose loss was reported as NaN or infinite
         self._samples: dict[int, int] = {}
 
-    def add(self, step: int, loss: Any, samples: int | None) -> None:
-        """Add what was reported of a step; raises ValueError for negative samples."""
-        if samples is not None and samples < 0:
-            raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
+    def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
+        """Add what was reported of the step under way, or of the one before; raises ValueError."""
+        if loss is None and samples is None:
+            return
+        self._comes_first |= not steps_done
+        step = steps_done
+        if not self.has_backward and not self._comes_first:
+            step -= 1
         if loss is not None:
             # Not the tensor itself: CUDA graphs write the next loss into the same memory.
             kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
             self._pending.append((step, kept))
         if samples is not None:
+            if samples < 0:
+                raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
             self._samples[step] = self._samples.get(step, 0) + int(samples)
 
-    def settle(self) -> None:
-        """Read the losses that were reported since, which waits for the device."""
+    def mean_losses(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the mean loss of each step from `start` on, NaN where none was reported.
+
+        It waits for the device.
+        """
         for step, loss in self._pending:
-            self._losses.setdefault(step, []).append(float(loss))
+            value = float(loss)
+            self._losses.setdefault(step, []).append(value)
+            if not math.isfinite(value):
+                self.first_bad_step = min(step, self.first_bad_step)
         self._pending.clear()
-
-    def mean_losses(self, start: int, stop: int) -> list[float]:
-        """Return the mean loss of each step from `start` on, NaN where none was reported."""
-        means = []
+        means = np.full(stop - start, np.nan, dtype=np.float32)
         for step in range(start, stop):
-            losses = self._losses.get(step, [math.nan])
-            means.append(sum(losses) / len(losses))
+            losses = self._losses.get(step)
+            if losses is not None:
+                means[step - start] = sum(losses) / len(losses)
         return means
-
-    def first_bad_step(self) -> int | None:
-        """Return the first step whose loss was reported as NaN or infinite."""
-        bad = [step for step, losses in self._losses.items() if not math.isfinite(sum(losses))]
-        return min(bad, default=None)
 
     def samples_per_step(self, steps_done: int) -> float | None:
         """Return the mean number of samples of the steps that have reported some, None without any.
@@ -186,127 +204,85 @@ class Reports:
         A step that never ended lacks some of its own.
         """
         reported = [samples for step, samples in self._samples.items() if step < steps_done]
-        return sum(reported) / len(reported) if reported else None
+        if not reported:
+            return None
+        return sum(reported) / len(reported)
 
 
-class _CountedBatches:
-    """An iterator of a loader, whose batches are counted."""
-
-    def __init__(self, loader: DataLoader[Any], batches: Any, samples: LoadedSamples) -> None:
-        self._loader, self._batches, self._samples = loader, batches, samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._samples.end_epoch()
-            raise
-        self._samples.add(self._loader, batch)
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-
-def batch_samples(batch: Any) -> int | None:
-    """Return the length of the first tensor in a batch, None if it has none."""
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else None
+def batch_samples(batch: Any) -> float:
+    """Return the length of the first tensor in a batch, NaN if it has none."""
+    if isinstance(batch, Tensor) and batch.ndim:
+        return len(batch)
     if isinstance(batch, Mapping):
-        parts: Sequence[Any] = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    else:
-        return None
-    sizes = [batch_samples(part) for part in parts]
-    return next((size for size in sizes if size is not None), None)
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            size = batch_samples(part)
+            if not math.isnan(size):
+                return size
+    return math.nan
 
 
 def first_parameter(optimizer: Optimizer) -> Tensor | None:
     """Return the first parameter of an optimizer, None if it has none."""
-    parts: list[Tensor] = [part for group in optimizer.param_groups for part in group["params"]]
-    return parts[0] if parts else None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            first: Tensor = parameter
+            return first
+    return None
 
 
-def watch(
-    pauses: Pauses, samples: LoadedSamples, on_backward: Callable[[], None], stack: ExitStack
-) -> None:
+def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitStack) -> None:
     """Wrap what scripts call until `stack` is closed."""
 
-    def replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, wrapper(original))
-        stack.callback(setattr, owner, name, original)
+    def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+        stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, function)
 
-    def iterating(original: Any) -> Any:
-        def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
-            return _CountedBatches(loader, original(loader), samples)
+    def on_backward(*_: Any, **__: Any) -> None:
+        reports.has_backward = True
 
-        return iterate
-
+    iterate = DataLoader.__iter__
     for block in (torch.no_grad, torch.inference_mode):
-        replace(block, "__enter__", _calling(before=lambda block: pauses.enter()))
-        replace(block, "__exit__", _calling(after=lambda block, *error: pauses.leave()))
-    saving = _calling(lambda *_, **__: pauses.enter(), lambda *_, **__: pauses.leave())
-    replace(torch, "save", saving)
-    replace(torch.nn.Module, "train", _calling(after=pauses.set_mode))
-    replace(DataLoader, "__iter__", iterating)
-    replace(torch.autograd, "backward", _calling(before=lambda *_, **__: on_backward()))
-    replace(torch.multiprocessing, "spawn", _refusing_ranks)
-    replace(torch.multiprocessing, "start_processes", _refusing_ranks)
-    replace(os, "_exit", _exiting)
-    replace(argparse.ArgumentParser, "exit", _exiting_with_message)
+        replace(block, "__enter__", _calling(pauses.enter, block.__enter__))
+        replace(block, "__exit__", _calling(pauses.leave, block.__exit__))
+    replace(torch, "save", torch.no_grad()(torch.save))  # a pause as other blocks are
+    replace(torch.nn.Module, "train", _calling(pauses.set_mode, torch.nn.Module.train))
+    replace(DataLoader, "__iter__", lambda loader: samples.count(loader, iterate(loader)))
+    replace(torch.autograd, "backward", _calling(on_backward, torch.autograd.backward))
+    replace(torch.multiprocessing, "spawn", _refuse_ranks)
+    replace(torch.multiprocessing, "start_processes", _refuse_ranks)
+    replace(os, "_exit", _exiting(os._exit))
+    replace(argparse.ArgumentParser, "exit", _exit_with_message)
 
 
-def _nothing(*arguments: Any, **options: Any) -> None:
-    """Do nothing before or after a call."""
+def _calling(before: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what calls `before` with the arguments of a function, and then the function."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        before(*arguments, **options)
+        return function(*arguments, **options)
+
+    return call
 
 
-def _calling(
-    before: Callable[..., None] = _nothing, after: Callable[..., None] = _nothing
-) -> Callable[[Any], Any]:
-    """Return what wraps a function in calls with the same arguments."""
-
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*arguments: Any, **options: Any) -> Any:
-            before(*arguments, **options)
-            try:
-                return original(*arguments, **options)
-            finally:
-                after(*arguments, **options)
-
-        return call
-
-    return wrap
-
-
-def _refusing_ranks(original: Any) -> Any:
-    """Return what says that ranks which a script starts itself are not watched.
+def _refuse_ranks(*_: Any, **__: Any) -> NoReturn:
+    """Say that ranks which a script starts itself are not watched.
 
     Under torchrun's variables they would wait for a store that nobody serves.
     """
-
-    def spawn(*arguments: Any, **options: Any) -> Any:
-        raise NotApplied(
-            "the script starts its own ranks, which are not watched; let it train in its own process,"
-            " and the axis world_size start the ranks"
-        )
-
-    return spawn
+    raise NotApplied(
+        "the script starts its own ranks, which are not watched; let it train in its own process,"
+        " and the axis world_size start the ranks"
+    )
 
 
-def _exiting(original: Any) -> Any:
+def _exiting(original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
     """Return an `os._exit` that ends the script, and not the rank before it has left its result."""
     rank = os.getpid()
 
-    def leave(status: int) -> None:
+    def leave(status: int) -> NoReturn:
         if os.getpid() != rank or threading.current_thread() is not threading.main_thread():
             original(status)
         raise SystemExit(status)
@@ -314,15 +290,9 @@ def _exiting(original: Any) -> Any:
     return leave
 
 
-def _exiting_with_message(original: Any) -> Any:
-    """Return an `ArgumentParser.exit` whose SystemExit says what is wrong with the arguments."""
-
-    def leave(parser: argparse.ArgumentParser, status: int = 0, message: str | None = None) -> None:
-        try:
-            original(parser, status, message)
-        except SystemExit:
-            if status and message:
-                raise SystemExit(one_line(message)) from None
-            raise
-
-    return leave
+def _exit_with_message(_: object, status: int = 0, message: str | None = None) -> NoReturn:
+    """End as `ArgumentParser.exit` does, whose SystemExit does not say what is wrong."""
+    sys.stderr.write(message or "")
+    if status and message:
+        raise SystemExit(message.strip())
+    raise SystemExit(status)

@@ -20,19 +20,18 @@ from torch import Tensor
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
 from harness.measure.clock import Phase, SegmentTimes
-from harness.records.record import Evaluation
+from harness.records.record import Evaluation, TargetMetric
+from harness.sweep.cell import StopRule
 from harness.training.build import TrialParts
 from harness.training.checkpoint import Checkpointer, save_best
 from harness.training.digests import digest_model
-from harness.training.interruption import SIGNAL, is_requested
 from harness.training.loader import Fetched, batches_ahead
 from harness.training.model import must_place_batches, place_batch, undisturbed
 from harness.training.order import BatchOrder, Indices
-from harness.training.progress import ProgressFile
+from harness.training.progress import SIGNAL, ProgressFile, stop_is_requested
 from harness.training.ranks import all_reduce_min, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
-from harness.training.stopping import find_stop_reason
 from workloads.base import Samples
 
 # The seconds that a segment should last: long compared with what happens between segments, and short
@@ -149,7 +148,7 @@ class Trainer:
         """Return which part of the rule for stopping has ended the trial, None if none has."""
         if self.stop_rule is None:
             return None
-        return find_stop_reason(self.stop_rule, self.parts.target, self.state.evaluations)
+        return find_stop_reason(self.stop_rule, self.parts.selection, self.state.evaluations)
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
@@ -234,7 +233,7 @@ class Trainer:
                 math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds),
                 FASTEST_GROWTH * segment.steps,
             ),
-            not is_requested(),
+            not stop_is_requested(),
             *self.checkpointer.votes(state.step),
         )
         state.in_step = False
@@ -373,7 +372,7 @@ class Trainer:
 
     def _all_ranks_continue(self) -> bool:
         """Return whether no rank was asked to stop, the same at every rank."""
-        (continues,) = all_reduce_min(not is_requested())
+        (continues,) = all_reduce_min(not stop_is_requested())
         return bool(continues)
 
     def _interrupt(self) -> NoReturn:
@@ -398,6 +397,27 @@ class Trainer:
         with self.state.timed("digest"):
             state_digest = self.parts.workload_state.digest()
             return digest_model(self.parts.model, state_digest)
+
+
+def find_stop_reason(
+    rule: StopRule, metric: TargetMetric, evaluations: Sequence[Evaluation]
+) -> Literal["patience", "goal"] | None:
+    """Return why a trial ends after its last evaluation, by the rule's metric; None if it continues.
+
+    All ranks have the same evaluations, and every checkpoint has them, so all decide alike. The goal goes
+    before patience, if the last evaluation has met both.
+    """
+    best = metric.best(evaluations)
+    if best is None:
+        return None
+    if rule.goal is not None and metric.score(best.deciding[metric.name]) >= metric.score(
+        rule.goal
+    ):
+        return "goal"
+    evaluations_since = len(evaluations) - 1 - evaluations.index(best)
+    if rule.patience is not None and evaluations_since >= rule.patience:
+        return "patience"
+    return None
 
 
 def batches_from(loader: Iterable[Fetched], order: BatchOrder, step: int) -> Iterator[Fetched]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from harness.core.processes import end_process
-from harness.training.interruption import before_torch
+from harness.training.progress import before_torch
 
 if __name__ == "__main__":
     before_torch()
@@ -42,7 +42,6 @@ from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
 from harness.training.digests import digest_tensors
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
-from harness.training.profiler import trace_steps
 from harness.training.progress import heartbeats
 from harness.training.ranks import Ranks, random_states
 from harness.training.state import TrainingState
@@ -129,6 +128,8 @@ def train(
             check_files(assignment.trial.cell.workload, files)
         result = _result(trainer, entered)
         if assignment.profile:
+            from harness.training.recorder import trace_steps
+
             trace_steps(parts, state, assignment.profile.steps)
             result = replace(result, phases=dict(state.phases))
         del parts, trainer  # the process group ends after them

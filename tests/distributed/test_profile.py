@@ -57,8 +57,6 @@ def test_every_rank_leaves_a_trace_of_the_steps_and_their_table(
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
         assert len(steps) == STEPS
-        fetches = [event for event in events if event["name"] == "fetch" and event["ph"] == "X"]
-        assert len(fetches) == STEPS
         table = (path.parent / f"rank{rank.rank}.txt").read_text(encoding="utf-8")
         assert "Optimizer.step#Adam.step" in table
 

@@ -44,6 +44,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         "shares": ("torch.manual_seed(0)", "torch.save(model.state_dict(), 'shared.pt')"),
         "spawns": (SPAWNS, ""),
         "parses": (PARSES, ""),
+        "raises": ("raise ValueError('no data')", ""),
+        "exits": ("sys.exit('usage: train.py')", ""),
+        "idle": ("sys.exit()", ""),
         "pkg/train": ("from .settings import WIDTH", ""),
     }
     (folder / "pkg").mkdir()
@@ -79,17 +82,21 @@ def test_relative_imports_belong_to_the_code_of_a_module(records: dict[str, list
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "kind", "message"),
     [
-        ("spawns", "the script starts its own ranks, which are not watched"),
-        ("parses", "train.py: error: unrecognized arguments: --lr 1"),
+        ("spawns", "NotApplied", "the script starts its own ranks, which are not watched"),
+        ("parses", "SystemExit", "train.py: error: unrecognized arguments: --lr 1"),
+        ("raises", "ValueError", "no data"),
+        ("exits", "SystemExit", "usage: train.py"),
+        ("idle", "NotApplied", "idle.py ended without a step of an optimizer"),
     ],
 )
 def test_they_fail_at_once_and_say_why(
-    records: dict[str, list[Record]], name: str, message: str
+    records: dict[str, list[Record]], name: str, kind: str, message: str
 ) -> None:
     (record,) = records[name]
     assert record.failure is not None
+    assert (record.status, record.failure.kind) == ("failed", kind)
     assert message in record.failure.message
 
 

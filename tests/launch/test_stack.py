@@ -10,24 +10,20 @@ from pathlib import Path
 import pytest
 
 from harness.core import import_path
-from harness.core.errors import BadInput, NotApplied
+from harness.core.errors import BadInput
 from harness.core.paths import TrialFolder
 from harness.launch import stack as stacks
 from harness.launch.stack import ReadyStack, make_ready
 from harness.launch.torchrun import Torchrun, _is_rank
-from harness.records.assignment import write_assignment
 from harness.sweep.stack import Stack
-from harness.training.entry import prepare_rank
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment
-from tests.support.training import make_assignment
 
 READY = ReadyStack(
     name="old",
     python="/envs/old/bin/python",
     prefix=(),
     python_path="/tree",
-    executable="/envs/old/bin/python",
     packages={"torch": "2.11.0", "numpy": "2.2.0"},
 )
 BOXED = replace(READY, name="box", python="python3", prefix=("apptainer", "exec", "image.sif"))
@@ -40,7 +36,6 @@ def probe(stack: Stack, folder: Path) -> ReadyStack:
 def test_a_stack_says_what_it_has(tmp_path: Path) -> None:
     make_environment(tmp_path / "env", "1.5")
     ready = probe(Stack(python="env/bin/python"), tmp_path)
-    assert ready.executable == str(tmp_path / "env/bin/python") != sys.executable
     assert ready.packages[PACKAGE] == "1.5"
     assert f"{PACKAGE}==1.5\n" in ready.pins
     assert ready.installed != replace(ready, packages={**ready.packages, PACKAGE: "1.6"}).installed
@@ -135,16 +130,6 @@ def test_a_signal_is_for_ranks_only() -> None:
     assert not _is_rank(["/envs/old/bin/python", "-P", "-m", "harness.launch.agent", "f", *rank])
     assert not _is_rank(["apptainer", "exec", "image.sif", *rank])
     assert not _is_rank(["sleep", "1"])
-
-
-def test_a_rank_under_another_interpreter_fails_by_name(tmp_path: Path) -> None:
-    assignment = make_assignment(steps=1, stack="old")
-    folder = TrialFolder(tmp_path)
-    write_assignment(
-        folder.assignment_path, replace(assignment, interpreter="/envs/old/bin/python")
-    )
-    with pytest.raises(NotApplied, match=r"stack=old had no effect: the rank runs under .*python"):
-        prepare_rank(folder)
 
 
 def test_an_installed_harness_is_linked_without_the_packages_beside_it(

@@ -59,7 +59,6 @@ class Successors(Classifier):
     count_twice = False
     frozen_from: int | None = None  # the step from which a weight gets no gradient
     note: float | None = None  # a number in the optimizer's state
-    grouped_with: str = ""  # the parameter that has a group of its own, with the same settings
     scaled_by_hook = 1.0  # a gradient, after the backward
     make_optimizer: Callable[..., Optimizer] = Adam
     settings: ClassVar[Mapping[str, Any]] = {}
@@ -79,12 +78,7 @@ class Successors(Classifier):
         if self.scaled_by_hook != 1.0:
             weight = model.get_parameter("norm.weight")
             weight.register_post_accumulate_grad_hook(self._scale_gradient)  # type: ignore[no-untyped-call]
-        named = dict(model.named_parameters())
-        groups: list[dict[str, Any]] = [{"params": list(named.values())}]
-        if self.grouped_with:
-            apart = named.pop(self.grouped_with)
-            groups = [{"params": list(named.values())}, {"params": [apart]}]
-        optimizer = type(self).make_optimizer(groups, lr=0.01, **self.settings)
+        optimizer = type(self).make_optimizer(model.parameters(), lr=0.01, **self.settings)
         if self.note is not None:
             optimizer.state[model.get_parameter("norm.weight")]["note"] = self.note
         return optimizer
@@ -193,13 +187,6 @@ def test_a_number_in_the_optimizers_state_is_compared(tmp_path: Path) -> None:
     diff, text = part_two(tmp_path, one, other)
     assert not diff.is_same
     assert "they diverge in step 1, optimizer state" in text
-
-
-def test_another_group_of_a_parameter_is_another_setting(tmp_path: Path) -> None:
-    norm = type("Norm", (Successors,), {"grouped_with": "norm.weight"})
-    bias = type("Bias", (Successors,), {"grouped_with": "norm.bias"})
-    _, text = part_two(tmp_path, norm, bias)
-    assert "they diverge in step 1, optimizer settings" in text
 
 
 def test_a_gradient_that_a_hook_changes_is_no_mean_of_ranks(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile
 from harness.sweep.slurm import SlurmOptions
 from harness.sweep.sweep import Sweep
-from harness.training.interruption import SIGNAL
+from harness.training.progress import SIGNAL
 from tests.factories import BEGUN, make_record, write_trial
 from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load

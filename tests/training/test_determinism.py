@@ -62,18 +62,15 @@ def train(folder: Path, meddle: Callable[[Tensor], Any], **axes: Any) -> Trainer
     return trainer
 
 
-def nothing(inputs: Tensor) -> None:
-    """Leave torch as it is."""
-
-
 def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> None:
     in_force: list[bool] = []
-    trainer = train(
-        tmp_path,
-        lambda _: in_force.append(torch.are_deterministic_algorithms_enabled()),
-        deterministic=True,
-    )
-    assert in_force == [True]
+
+    def look(_: Tensor) -> None:
+        in_force.append(torch.are_deterministic_algorithms_enabled())
+
+    assert train(tmp_path / "off", look).parts.determinism.settings is None
+    trainer = train(tmp_path / "on", look, deterministic=True)
+    assert in_force == [False, True]
     assert trainer.parts.determinism.settings == {
         "torch.get_deterministic_debug_mode()": 2,
         "torch.utils.deterministic.fill_uninitialized_memory": True,
@@ -85,47 +82,44 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("meddle", "name"),
-    [
-        (
-            lambda _: torch.use_deterministic_algorithms(False),
-            r"torch.get_deterministic_debug_mode\(\) is 0; needed: 2",
-        ),
-        (
-            lambda _: torch.use_deterministic_algorithms(True, warn_only=True),
-            r"torch.get_deterministic_debug_mode\(\) is 1; needed: 2",
-        ),
-        (
-            lambda _: setattr(torch.backends.cudnn, "deterministic", False),
-            "torch.backends.cudnn.deterministic is False; needed: True",
-        ),
-        (
-            lambda _: torch.backends.cuda.enable_cudnn_sdp(True),
-            r"torch.backends.cuda.cudnn_sdp_enabled\(\) is True; needed: False",
-        ),
-    ],
-    ids=["algorithms", "warn-only", "cudnn", "attention"],
-)
-def test_a_mode_that_code_turns_off_again(
-    tmp_path: Path, meddle: Callable[[Tensor], Any], name: str
-) -> None:
-    with pytest.raises(NotApplied, match=f"deterministic=true was undone: {name}"):
-        train(tmp_path, meddle, deterministic=True)
-    torch.use_deterministic_algorithms(False)
-    train(tmp_path / "off", meddle)
-
-
 def put(inputs: Tensor) -> Tensor:
     """Run an operation for which torch has no deterministic implementation on any device."""
     return inputs.clone().put_(torch.tensor([0, 0]), inputs[0, :2])
 
 
-def test_an_operation_without_a_deterministic_implementation(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
-        train(tmp_path, put, deterministic=True)
+UNDONE = "deterministic=true was undone: "
+
+
+@pytest.mark.parametrize(
+    ("meddle", "message"),
+    [
+        (
+            lambda _: torch.use_deterministic_algorithms(False),
+            UNDONE + r"torch.get_deterministic_debug_mode\(\) is 0; needed: 2",
+        ),
+        (
+            lambda _: torch.use_deterministic_algorithms(True, warn_only=True),
+            UNDONE + r"torch.get_deterministic_debug_mode\(\) is 1; needed: 2",
+        ),
+        (
+            lambda _: setattr(torch.backends.cudnn, "deterministic", False),
+            UNDONE + "torch.backends.cudnn.deterministic is False; needed: True",
+        ),
+        (
+            lambda _: torch.backends.cuda.enable_cudnn_sdp(True),
+            UNDONE + r"torch.backends.cuda.cudnn_sdp_enabled\(\) is True; needed: False",
+        ),
+        (put, "put_ does not have a deterministic implementation"),
+    ],
+    ids=["algorithms", "warn-only", "cudnn", "attention", "an operation that has none"],
+)
+def test_what_the_mode_can_not_be_had_with_fails_by_name(
+    tmp_path: Path, meddle: Callable[[Tensor], Any], message: str
+) -> None:
+    with pytest.raises((NotApplied, RuntimeError), match=message):
+        train(tmp_path, meddle, deterministic=True)
     torch.use_deterministic_algorithms(False)
-    train(tmp_path / "off", put)
+    train(tmp_path / "off", meddle)
 
 
 def test_inductor_is_told_where_the_model_is_compiled() -> None:
@@ -153,12 +147,21 @@ def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.Monk
     prepare_environment(DETERMINISTIC, on_gpu=True)
     mode = DeterministicMode(DETERMINISTIC, torch.device("cuda"))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    message = "deterministic=true was undone: CUBLAS_WORKSPACE_CONFIG is :0:0; needed: :16:8"
-    with pytest.raises(NotApplied, match=message):
+    with pytest.raises(NotApplied, match="CUBLAS_WORKSPACE_CONFIG is :0:0; needed: :16:8"):
         mode.check_effect()
-    message = "deterministic=true: CUBLAS_WORKSPACE_CONFIG: found ':0:0'; allowed: :4096:8 or :16:8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [("CUBLAS_WORKSPACE_CONFIG", ":0:0", ":4096:8 or :16:8"), ("MKL_CBWR", "OFF", "AUTO")],
+)
+def test_a_variable_of_the_user_that_would_not_do(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    message = f"deterministic=true: {name}: found '{value}'; allowed: {allowed}"
     with pytest.raises(BadInput, match=message):
-        prepare_environment(DETERMINISTIC, on_gpu=True)
+        prepare_environment(DETERMINISTIC, on_gpu=name in GPU_VARIABLES)
 
 
 @pytest.mark.gpu

@@ -134,7 +134,7 @@ def attempt(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
         patch.setattr(train, "PASSES_BETWEEN_CHECKS", passes_between_checks)
-        patch.setattr(train, "is_requested", lambda: next(checks) == stop)
+        patch.setattr(train, "stop_is_requested", lambda: next(checks) == stop)
         return worker.train(folder, SINGLE_RANK, entered, TrainingState())
 
 
@@ -449,13 +449,13 @@ def test_the_signal_is_blocked_in_threads_and_children() -> None:
     """Sent to all processes at once, as Slurm does, it ends none of them."""
     program = """
 import os, signal, subprocess, sys, threading
-from harness.training.interruption import block_signal, is_requested
+from harness.training.progress import block_signal, stop_is_requested
 block_signal()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-assert not is_requested()
+assert not stop_is_requested()
 os.killpg(0, signal.SIGUSR2)
-assert is_requested() and is_requested()
+assert stop_is_requested() and stop_is_requested()
 child.communicate(b"\\n")
 sys.exit(child.returncode)
 """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,15 @@ from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, Lane
 from harness.sweep.cell import Length, ReportedTarget
 from harness.training import script
+from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, observe
 from harness.training.script_watch import Reports
 from harness.training.state import TrainingState
 from tests.support.training import SINGLE_RANK, make_assignment
 
 
-def watched_cell(length: Length, target: str | None = None) -> Assignment:
-    """Return a trial of a script of a length, without any file."""
+def watched_cell(steps: int | None = None, target: str | None = None) -> Assignment:
+    """Return a trial of a script, of a length if it has one, without any file."""
     assignment = replace(make_assignment(steps=1, batch_size=1), device="cpu")
     workload = replace(
         assignment.trial.cell.workload,
@@ -35,18 +37,23 @@ def watched_cell(length: Length, target: str | None = None) -> Assignment:
         options={"dim": 4, "lr": 0.5, "flag": ""},
         target=None if target is None else ReportedTarget(name=target),
     )
+    length = Length(epochs=1) if steps is None else Length(steps=steps)
     cell = replace(assignment.trial.cell, workload=workload, length=length, warmup=2)
     return replace(assignment, trial=replace(assignment.trial, cell=cell))
 
 
-def train(
-    observer: ScriptObserver,
-    steps: int,
-    *,
-    before: bool = True,
-    scale: float = 1.0,
-    second: bool = False,
-) -> None:
+@contextmanager
+def watching(
+    folder: Path, assignment: Assignment | None = None, ranks: Ranks = SINGLE_RANK
+) -> Iterator[ScriptObserver]:
+    """Watch a loop in this process until it ends."""
+    assignment = assignment or watched_cell()
+    with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
+        yield observer
+        observer.finish()
+
+
+def train(steps: int, *, before: bool = True, scale: float = 1.0, second: bool = False) -> None:
     """Take steps as a script does, which reports its loss before its optimizer or after it."""
     torch.manual_seed(0)
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
@@ -65,9 +72,6 @@ def train(
             harness.report(loss=torch.tensor(float(step)), samples=3)
 
 
-EPOCH = Length(epochs=1)
-
-
 @pytest.fixture(autouse=True)
 def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave this process the GPUs that the script must not see."""
@@ -77,33 +81,17 @@ def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("second", [True, False])
 def test_steps_losses_and_samples(tmp_path: Path, *, before: bool, second: bool) -> None:
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        train(observer, 9, before=before, second=second)
-        observer.finish()
+    with watching(tmp_path) as observer:
+        train(9, before=before, second=second)
     observer.check()
+    train(4)  # which nobody watches any more
+    harness.report(loss=1.0, anything="outside of a trial")
+    state = observer.state
     assert state.step == len(state.step_seconds) == 9
     assert state.losses == [float(step) for step in range(9)]
     assert observer.samples_per_step == 3
-    assert len(state.step_phases["optimizer"]) == 9
-    seen = {phase for phase, seconds in state.step_phases.items() if seconds}
-    assert seen == {"optimizer"}, "nothing else of a step is seen"
-    assert all(
-        part <= whole
-        for part, whole in zip(state.step_phases["optimizer"], state.step_seconds, strict=True)
-    )
+    assert state.result()["step_phases"] == {}
     assert len(observer.optimizers) == 1 + second
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_losses_are_those_of_the_steps_that_count(tmp_path: Path, *, before: bool) -> None:
-    """A gate skips the first step of a script, in which it builds everything."""
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        observer.skipped_steps = 1
-        train(observer, 9, before=before)
-        observer.finish()
-    assert state.losses == [float(step) for step in range(1, 9)]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -112,8 +100,7 @@ def test_a_loss_is_of_its_step_where_few_steps_are_reported(
     tmp_path: Path, *, before: bool, set_to_none: bool
 ) -> None:
     """The first report may come before a later step, or after it."""
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+    with watching(tmp_path) as observer:
         model = nn.Linear(2, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
         for step in range(9):
@@ -124,129 +111,23 @@ def test_a_loss_is_of_its_step_where_few_steps_are_reported(
             optimizer.step()
             if not before and step % 4 == 3:
                 harness.report(loss=float(step))
-        observer.finish()
-    reported = {step: loss for step, loss in enumerate(state.losses) if not math.isnan(loss)}
-    assert reported == {3: 3.0, 7: 7.0}
+    losses = enumerate(observer.state.losses)
+    assert {step: loss for step, loss in losses if not math.isnan(loss)} == {3: 3.0, 7: 7.0}
 
 
-def test_nothing_is_watched_before_or_after(tmp_path: Path) -> None:
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        train(observer, 3)
-        observer.finish()
-    train(observer, 4)
-    assert state.step == 3
-    harness.report(loss=1.0, anything="outside of a trial")
-
-
-def test_a_length_ends_the_script(tmp_path: Path) -> None:
-    state = TrainingState()
-    with observe(
-        watched_cell(Length(steps=5)), TrialFolder(tmp_path), SINGLE_RANK, state
-    ) as observer:
-        with pytest.raises(script._LengthReached):
-            train(observer, 9)
-        observer.finish()
-    observer.check()
-    assert len(state.losses) == state.step == 5
-
-
-def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:
-    """As most scripts do, after the optimizer has stepped, and once they have trained."""
-    state = TrainingState()
-    assignment = watched_cell(Length(steps=5), "accuracy")
-    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        train(observer, 5, before=False)
-        harness.report(accuracy=0.5)
-        observer.finish()
-    observer.check()
-    assert state.losses == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert [evaluation.step for evaluation in state.evaluations] == [5]
-
-
-def test_an_optimizer_that_wraps_another_one_has_its_parameters_once(tmp_path: Path) -> None:
-    with observe(
-        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-    ) as observer:
-        model = nn.Linear(2, 1)
-        optimizers = [SGD(model.parameters(), lr=0.1), SGD(model.parameters(), lr=0.1)]
-        model(torch.ones(3, 2)).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        observer.finish()
-    assert len(list(observer._parameters())) == 2
-
-
-def test_the_first_group_of_an_optimizer_may_be_empty(tmp_path: Path) -> None:
-    """Such as that of a backbone which is frozen."""
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        model = nn.Linear(2, 1)
-        groups: list[dict[str, Any]] = [{"params": []}, {"params": model.parameters()}]
-        optimizer = SGD(groups, lr=0.1)
-        for _ in range(2):
-            model(torch.ones(3, 2)).sum().backward()
-            optimizer.step()
-        observer.finish()
-    assert state.step == 2
-
-
-def test_a_metric_that_is_no_number_fails_where_it_is_the_target(tmp_path: Path) -> None:
-    """Another one, such as a perplexity that overflows, is left out."""
-    assignment = watched_cell(EPOCH, "accuracy")
-    state = TrainingState()
-    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        train(observer, 3)
-        harness.report(accuracy=0.5, perplexity=math.inf)
-        assert state.evaluations[-1].metrics == {"accuracy": 0.5}
-        observer.finish()
-        observer.check()
-        harness.report(accuracy=math.nan)
-    with pytest.raises(NonFiniteLoss, match="the script reported accuracy=nan after step 3"):
-        observer.check()
-
-
-def test_too_few_steps_and_none_are_refused(tmp_path: Path) -> None:
-    with observe(
-        watched_cell(Length(steps=5)), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-    ) as observer:
-        with pytest.raises(NotApplied, match="ended without a step of an optimizer"):
-            observer.check()
-        train(observer, 3)
-        observer.finish()
-    with pytest.raises(
-        NotApplied, match=r"length=5 steps had no effect: train.py ended after step 3"
-    ):
-        observer.check()
-
-
-def test_a_loss_of_nan_fails(tmp_path: Path) -> None:
-    with observe(
-        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-    ) as observer:
-        train(observer, 2, before=False)
-        harness.report(loss=math.nan)
-        observer.finish()
-    with pytest.raises(NonFiniteLoss, match="at step 2 of 2"):
-        observer.check()
-
-
-def test_a_loss_of_nan_after_the_last_step_is_of_the_last_step(tmp_path: Path) -> None:
-    with observe(
-        watched_cell(Length(steps=2)), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-    ) as observer:
-        train(observer, 2)
-        harness.report(loss=math.nan)
-        observer.finish()
-    with pytest.raises(NonFiniteLoss, match="at step 2 of 2"):
-        observer.check()
+def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
+    reports = Reports()
+    for steps_done, loss in ((0, 1.0), (0, 2.0), (2, 5.0)):
+        reports.add(steps_done, loss, 4)
+    losses = reports.mean_losses(0, 3)
+    assert (losses[0], losses[2]) == (1.5, 5.0)
+    assert math.isnan(losses[1])
+    assert reports.samples_per_step(3) == 6
 
 
 def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None:
     """A script that reports at the end of its loop body reports its last micro-batch after the last step."""
-    with observe(
-        watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-    ) as observer:
+    with watching(tmp_path) as observer:
         model = nn.Linear(2, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
         for number in range(1, 81):
@@ -255,22 +136,77 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
                 optimizer.step()
                 optimizer.zero_grad()
             harness.report(samples=8)
-        observer.finish()
     # Of 20 steps of 32; the first one lacks the micro-batch that was reported after it.
     assert observer.samples_per_step == pytest.approx(31.6)
 
 
 def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
-    observed = observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState())
-    with observed, pytest.raises(ValueError, match="samples: found -1; allowed: 0 or more"):
+    with (
+        watching(tmp_path),
+        pytest.raises(ValueError, match="samples: found -1; allowed: 0 or more"),
+    ):
         harness.report(samples=-1)
+
+
+def test_a_length_ends_the_script(tmp_path: Path) -> None:
+    with (
+        watching(tmp_path, watched_cell(5)) as observer,
+        pytest.raises(script._LengthReached),
+    ):
+        train(9)
+    observer.check()
+    assert len(observer.state.losses) == observer.state.step == 5
+
+
+def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:
+    """As most scripts do, after the optimizer has stepped, and once they have trained."""
+    with watching(tmp_path, watched_cell(5, "accuracy")) as observer:
+        harness.report(accuracy=0.1)
+        train(5, before=False)
+        harness.report(lr=0.1, perplexity=math.inf)  # which no record can hold
+        harness.report(accuracy=torch.tensor(0.5))
+    observer.check()
+    assert observer.state.losses == [0.0, 1.0, 2.0, 3.0, 4.0]
+    first, last = observer.state.evaluations
+    assert (first.step, first.metrics) == (0, {"accuracy": 0.1})
+    assert (last.step, last.metrics) == (5, {"lr": 0.1, "accuracy": 0.5})
+
+
+def test_a_target_that_is_no_number_fails(tmp_path: Path) -> None:
+    with watching(tmp_path, watched_cell(target="accuracy")):
+        train(3)
+        with pytest.raises(NonFiniteLoss, match="script reported accuracy=nan after step 3"):
+            harness.report(accuracy=math.nan)
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_loss_of_nan_fails_also_after_the_last_step(tmp_path: Path, steps: int | None) -> None:
+    with watching(tmp_path, watched_cell(steps)) as observer:
+        train(2, before=steps is not None)
+        harness.report(loss=math.nan)
+    with pytest.raises(NonFiniteLoss, match="at step 2 of 2"):
+        observer.check()
+
+
+def test_what_did_not_train_as_its_cell_says_is_refused(tmp_path: Path) -> None:
+    with watching(tmp_path, watched_cell(5)) as observer:
+        with pytest.raises(NotApplied, match="ended without a step of an optimizer"):
+            observer.check()
+        train(3)
+    with pytest.raises(
+        NotApplied, match=r"length=5 steps had no effect: train.py ended after step 3"
+    ):
+        observer.check()
+    with watching(tmp_path, ranks=Ranks(rank=0, local_rank=0, world_size=2)) as observer:
+        train(3)
+    with pytest.raises(NotApplied, match="world_size=2 had no effect: no rank joined a process gr"):
+        observer.check()
 
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
-    state = TrainingState()
-    with observe(watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
+    with watching(tmp_path) as observer:
         model = nn.Linear(2, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
 
@@ -282,25 +218,11 @@ def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
             model(torch.ones(3, 2)).sum().backward()
             take_step()
             optimizer.zero_grad()
-        observer.finish()
-    assert state.step == 5
-
-
-def test_the_target_makes_an_evaluation_of_the_newest_metrics(tmp_path: Path) -> None:
-    state = TrainingState()
-    assignment = watched_cell(EPOCH, target="accuracy")
-    with observe(assignment, TrialFolder(tmp_path), SINGLE_RANK, state) as observer:
-        train(observer, 2)
-        harness.report(lr=0.1)
-        harness.report(accuracy=torch.tensor(0.5))
-        observer.finish()
-    (evaluation,) = state.evaluations
-    assert (evaluation.step, evaluation.metrics) == (2, {"lr": 0.1, "accuracy": 0.5})
+    assert observer.state.step == 5
 
 
 def test_placeholders_get_their_values(tmp_path: Path) -> None:
-    assignment = watched_cell(EPOCH)
-    arguments = script.script_arguments(assignment, TrialFolder(tmp_path))
+    arguments = script.script_arguments(watched_cell(), TrialFolder(tmp_path))
     assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5", "{raw}"]
 
 
@@ -313,28 +235,14 @@ def test_gpus_of_a_lane_are_among_those_that_were_visible(
     monkeypatch.setenv(script.VISIBLE_GPUS, visible)
     monkeypatch.setattr(script, "choose_device", lambda *_: torch.device("cpu"))
     lane = Lane(number=1, count=2, cores=(), gpus=(1, 2))
-    script._visible_device(replace(watched_cell(EPOCH), device="cuda", lane=lane), SINGLE_RANK)
+    script._visible_device(replace(watched_cell(), device="cuda", lane=lane), SINGLE_RANK)
     assert os.environ[script.VISIBLE_GPUS] == entries
-
-
-def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
-    reports = Reports()
-    for steps_done, loss in ((0, 1.0), (0, 2.0), (2, 5.0)):
-        reports.add(steps_done, loss, 4)
-    reports.settle()
-    losses = reports.mean_losses(0, 3)
-    assert (losses[0], losses[2]) == (1.5, 5.0)
-    assert math.isnan(losses[1])
-    assert reports.samples_per_step(3) == 6
 
 
 def test_the_digest_is_of_the_parameters(tmp_path: Path) -> None:
     digests = []
     for scale in (1.0, 1.0, 2.0):
-        with observe(
-            watched_cell(EPOCH), TrialFolder(tmp_path), SINGLE_RANK, TrainingState()
-        ) as observer:
-            train(observer, 3, scale=scale)
-            observer.finish()
+        with watching(tmp_path) as observer:
+            train(3, scale=scale)
         digests.append(observer.digest_parameters())
     assert digests[0] == digests[1] != digests[2]

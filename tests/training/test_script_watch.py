@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
-import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +15,15 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness.core.errors import NotApplied
-from harness.core.paths import TrialFolder
 from harness.measure.clock import HostClock
-from harness.records.assignment import Assignment
-from harness.sweep.cell import Length
 from harness.training import script
-from harness.training.ranks import Ranks
-from harness.training.script import ScriptObserver, observe
-from harness.training.state import TrainingState
-from tests.support.training import SINGLE_RANK
-from tests.training.test_script import EPOCH, watched_cell
+from tests.training.test_script import watched_cell, watching
 
 
 @pytest.fixture(autouse=True)
 def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave this process the GPUs that the script must not see."""
     monkeypatch.setenv(script.VISIBLE_GPUS, "")
-
-
-@contextmanager
-def watching(
-    folder: Path, assignment: Assignment | None = None, ranks: Ranks = SINGLE_RANK
-) -> Iterator[ScriptObserver]:
-    """Watch a loop in this process until it ends."""
-    assignment = assignment or watched_cell(EPOCH)
-    with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
-        yield observer
-        observer.finish()
 
 
 class Slow:
@@ -103,51 +81,18 @@ def made_anew() -> None:
         SGD(model.parameters(), lr=0.1).step()
 
 
-@pytest.mark.parametrize("train", [folds, folds_in_epochs, in_turn, critics, made_anew])
-def test_steps_of_all_optimizers_are_counted(tmp_path: Path, train: Callable[[], None]) -> None:
-    with watching(tmp_path) as observer:
-        train()
-    state = observer.state
-    assert state.step == len(state.step_seconds) == len(state.losses) == 180
-
-
-def test_a_length_is_reached_by_steps_of_several_optimizers(tmp_path: Path) -> None:
-    with (
-        watching(tmp_path, watched_cell(Length(steps=150))) as observer,
-        pytest.raises(script._LengthReached),
-    ):
-        folds()
-    observer.check()
-    assert observer.state.step == 150
-
-
-def test_an_optimizer_within_another_one_makes_no_step(tmp_path: Path) -> None:
+def wrapped() -> None:
     class Wrapper(SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             inner.step()
 
     inner = new_optimizer()
     outer = Wrapper(inner.param_groups[0]["params"], lr=0.1)
-    with watching(tmp_path) as observer:
-        for _ in range(9):
-            outer.step()
-    assert observer.state.step == 9
+    for _ in range(180):
+        outer.step()
 
 
-def test_a_step_that_makes_state_for_a_checkpoint_is_none(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    with watching(tmp_path) as observer:
-        get_optimizer_state_dict(model, optimizer)
-        for _ in range(9):
-            model(torch.ones(3, 2)).sum().backward()
-            optimizer.step()
-    assert observer.state.step == 9
-
-
-def test_of_a_closure_no_phase_is_known(tmp_path: Path) -> None:
+def closures() -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
 
@@ -156,11 +101,57 @@ def test_of_a_closure_no_phase_is_known(tmp_path: Path) -> None:
         loss.backward()
         return float(loss.detach())
 
+    for _ in range(180):
+        optimizer.step(closure)
+
+
+def loaded() -> None:
+    """Have torch make the state of an optimizer, by a step at a rate of zero, before it is loaded."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    get_optimizer_state_dict(model, optimizer)
+    for _ in range(180):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+
+def without_first_group() -> None:
+    """Leave the group of a backbone that is frozen empty."""
+    model = nn.Linear(2, 1)
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": model.parameters()}]
+    optimizer = SGD(groups, lr=0.1)
+    for _ in range(180):
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+
+
+KINDS = [
+    folds, folds_in_epochs, in_turn, critics, made_anew, wrapped, closures, loaded, without_first_group,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("train", KINDS)
+def test_each_step_of_the_training_is_counted_once(
+    tmp_path: Path, train: Callable[[], None]
+) -> None:
     with watching(tmp_path) as observer:
-        for _ in range(9):
-            optimizer.step(closure)
-    assert observer.state.step == 9
-    assert "optimizer" not in observer.state.result()["step_phases"]
+        train()
+    state = observer.state
+    assert state.step == len(state.step_seconds) == len(state.losses) == 180
+    parameters = observer.parameters()
+    assert len({*map(id, parameters)}) == len(parameters)
+
+
+def test_a_length_is_reached_by_steps_of_several_optimizers(tmp_path: Path) -> None:
+    with (
+        watching(tmp_path, watched_cell(150)) as observer,
+        pytest.raises(script._LengthReached),
+    ):
+        folds()
+    observer.check()
+    assert observer.state.step == 150
 
 
 @pytest.mark.parametrize(
@@ -222,13 +213,22 @@ def test_samples_of_folds_are_all_counted(tmp_path: Path) -> None:
     assert (observer.state.step, observer.samples_per_step) == (12, 8)
 
 
-def test_loaders_of_which_batches_are_zipped_both_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("datasets", "samples"),
+    [
+        ([TensorDataset(torch.ones(64, 2)), TensorDataset(torch.ones(64, 2))], 16),
+        ([[{"labels": torch.tensor(0), "inputs": torch.ones(2)}] * 16], 8),
+        ([["a", "b"]], None),  # without tensors, their number can't be told
+    ],
+)
+def test_samples_are_those_of_all_loaders_that_yield_together(
+    tmp_path: Path, datasets: list[Any], samples: float | None
+) -> None:
     optimizer = new_optimizer()
-    loaders = [DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=size) for size in (8, 4)]
     with watching(tmp_path) as observer:
-        for _ in zip(*loaders, strict=False):
+        for _ in zip(*(DataLoader(dataset, batch_size=8) for dataset in datasets), strict=True):
             optimizer.step()
-    assert observer.samples_per_step == 12
+    assert observer.samples_per_step == samples
 
 
 def test_models_of_folds_that_are_over_are_not_kept(tmp_path: Path) -> None:
@@ -243,38 +243,6 @@ def test_models_of_folds_that_are_over_are_not_kept(tmp_path: Path) -> None:
         gc.collect()
         assert [reference() is not None for reference in alive] == [False, False, True]
     assert observer.state.step == 15
-
-
-def test_a_script_that_starts_its_own_ranks_is_refused(tmp_path: Path) -> None:
-    """Under torchrun's variables they would wait for ever."""
-    with (
-        watching(tmp_path),
-        pytest.raises(NotApplied, match="the script starts its own ranks, which are not watched"),
-    ):
-        torch.multiprocessing.spawn(print, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
-
-
-def test_an_exit_at_once_ends_the_script_alone(tmp_path: Path) -> None:
-    with watching(tmp_path), pytest.raises(SystemExit):
-        os._exit(0)
-
-
-def test_wrong_arguments_say_what_is_wrong(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser("train.py")
-    parser.add_argument("--lr", type=float)
-    with (
-        watching(tmp_path),
-        pytest.raises(SystemExit, match=r"error: argument --lr: invalid float"),
-    ):
-        parser.parse_args(["--lr", "x"])
-
-
-def test_a_batch_without_tensors_leaves_samples_unknown(tmp_path: Path) -> None:
-    optimizer = new_optimizer()
-    with watching(tmp_path) as observer:
-        for _ in DataLoader(["a", "b"], batch_size=1):  # type: ignore[arg-type]
-            optimizer.step()
-    assert observer.samples_per_step is None
 
 
 @pytest.mark.parametrize("kind", ["mode", "mode, never train", "no_grad", "inference", "save"])
@@ -307,14 +275,4 @@ def test_what_is_without_gradients_is_no_part_of_a_step(
                     with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
                         now[0] += 100.0
     assert observer.state.step_seconds[2:] == pytest.approx([1.5] * 10)
-    assert observer.notes == ["no part of its steps: 200.0 s without gradients or for saving"]
-
-
-def test_ranks_that_join_no_process_group_are_named(tmp_path: Path) -> None:
-    ranks = Ranks(rank=0, local_rank=0, world_size=2)
-    with watching(tmp_path, ranks=ranks) as observer:
-        in_turn()
-    with pytest.raises(
-        NotApplied, match="world_size=2 had no effect: no rank joined a process group"
-    ):
-        observer.check()
+    assert observer.state.phases["evaluate"] == pytest.approx(200.0)

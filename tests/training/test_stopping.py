@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.records.record import Evaluation, TargetMetric
+from harness.records.record import LOSS, Evaluation, TargetMetric
 from harness.sweep.cell import StopRule
-from harness.training.stopping import find_stop_reason
+from harness.training.train import find_stop_reason
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from workloads.settings import Settings
@@ -55,9 +55,10 @@ def test_a_rule_stops_at_the_first_evaluation_that_meets_it(
     rule: dict[str, Any], values: list[float], stops_after: int | None
 ) -> None:
     stop = StopRule(**rule)
-    done = evaluations(values, "loss" if stop.metric == "loss" else ACCURACY.name)
+    metric = LOSS if stop.metric == "loss" else ACCURACY
+    done = evaluations(values, metric.name)
     reasons = [
-        find_stop_reason(stop, ACCURACY, done[: count + 1]) is not None
+        find_stop_reason(stop, metric, done[: count + 1]) is not None
         for count in range(len(values))
     ]
     stopped_after = reasons.index(True) + 1 if True in reasons else None

@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from harness.core.errors import NotApplied
 from harness.sweep.axes import Axes
 from harness.training.digests import WorkloadState, digest_model
-from harness.training.unsaved import describe_unsaved, find_changes
+from harness.training.resuming import describe_unsaved, find_changes
 from tests.support.line import LineFit, Options
 from workloads.base import TensorSamples, Workload
 from workloads.settings import Settings

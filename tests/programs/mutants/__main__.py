@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.reproduce.divergence import Traces, compare
-from harness.training import interruption, train
+from harness.training import progress, train
 from tests.programs.mutants.injections import Injection, injections
 from tests.programs.mutants.interruptions import Interrupter, draws
 from tests.programs.mutants.slurm_kills import SlurmKiller, slurm_of_two_nodes
@@ -77,7 +77,7 @@ class Proof:
         if not count:
             return
         # `warm_up` has blocked it, and what is started from here would inherit that.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {interruption.SIGNAL})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {progress.SIGNAL})
         with slurm_of_two_nodes() as slurm:
             killer = SlurmKiller(self._folder / "jobs", slurm, self._seed)
             for description, found in killer.run(count, minutes):

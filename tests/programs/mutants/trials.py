@@ -30,7 +30,7 @@ from harness.records.trace import Mark, Recording, read_traces, write_recording
 from harness.sweep.cell import Trial
 from harness.sweep.saving import CheckpointRules
 from harness.sweep.sweep import load_sweep
-from harness.training.interruption import block_signal
+from harness.training.progress import block_signal
 from tests.support.tree import TOP
 
 MUTANT = f"{TOP / 'tests' / 'support' / 'mutants.py'}:MutantLine"

@@ -1,0 +1,162 @@
+"""Tells whether a trial may resume: under the same conditions, and with nothing that no checkpoint has.
+
+Otherwise it would end with results of neither attempt. What a checkpoint may lack are attributes of
+modules, of the optimizer and of the workload that have changed since they were built, and generators of
+the data set.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harness.core.variables import chooses_kernels
+from harness.records.code import training_digest
+from harness.records.environment import (
+    describe_hardware,
+    describe_settings,
+    describe_software,
+    relevant_variables,
+)
+from harness.training.build import TrialParts
+from workloads.base import Workload
+
+LONGEST = 1000  # entries of a container, or elements of a tensor, that are looked at
+MOST_VALUES = 10_000  # of an attribute
+DEEPEST = 8  # of an object in an object, each of which has entries in between
+LIBRARIES = {"torch", "transformers", "builtins"}  # whose modules keep their state in buffers
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+PLAIN = (bool, int, float, complex, str, bytes, np.generic, np.ndarray, Tensor, *GENERATORS)
+REMEDY = (
+    "buffers of the shape that they are built with, get_extra_state() and set_extra_state() of the"
+    " module, param_groups of the optimizer, torch's own generators while fetching, or state_dict() and"
+    " load_state_dict() of the workload"
+)
+
+
+def describe_conditions(
+    trial_id: str, packages: Sequence[str], device: torch.device
+) -> dict[str, str]:
+    """Return the conditions of this process by name.
+
+    Of the harness, only the code that trains counts: another version of the report changes no result,
+    and a sweep that takes days must not start again for it. Of packages, those count that the workload
+    imports (`packages`), and NumPy, which draws the order of samples.
+    """
+    software, hardware = describe_software(packages), describe_hardware()
+    conditions = {
+        "trial": trial_id,
+        "code": training_digest(),
+        "python": software.python,
+        "torch": software.torch,
+        "cuda": str(software.cuda),
+        "nccl": str(software.nccl),
+        "cpu": f"{hardware.cpu} {hardware.cpu_version}",
+        "cpu_capability": str(describe_settings().cpu_capability),
+    }
+    for name in {"numpy", *packages}:
+        conditions[f"package {name}"] = str(software.packages.get(name))
+    if device.type == "cuda":
+        conditions["gpu"] = torch.cuda.get_device_name(device)
+    for name, value in relevant_variables(os.environ).items():
+        if chooses_kernels(name):
+            conditions[name] = value
+    return conditions
+
+
+def find_mismatch(present: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
+    """Return how the conditions of a checkpoint differ from the expected ones, None if they do not."""
+    for name in {**expected, **present}:
+        if present.get(name) != expected.get(name):
+            return f"{name}: found {present.get(name)}; allowed: {expected.get(name)}"
+    return None
+
+
+def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return what differs between two descriptions of a state, and what is needed; None for nothing."""
+    names = sorted({*now, *before})
+    changed = [name for name in names if now.get(name) != before.get(name)]
+    if not changed:
+        return None
+    return f"training has changed {', '.join(changed)}, which no checkpoint has; needed: {REMEDY}"
+
+
+def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
+    """Return a description of each value that may be a state, and that no checkpoint has, by name."""
+    model, optimizer, workload = parts.model, parts.optimizer, parts.workload
+    # What checkpoints restore, and others may refer to.
+    objects = chain(model.modules(), model.parameters(), model.buffers(), [optimizer])
+    restored = {id(part) for part in objects}
+    name = type(optimizer).__name__
+    described = _describe_attributes(name, optimizer, ("state", "param_groups"), restored)
+    if type(workload).state_dict is Workload.state_dict:
+        described |= _describe_attributes(type(workload).__name__, workload, (), restored)
+    for path, module in model.named_modules():
+        origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+        is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
+        if origins - LIBRARIES and not is_saved:
+            name = path or type(module).__name__
+            described |= _describe_attributes(name, module, ("training",), restored)
+    for name, buffer in model.named_buffers():
+        described[f"the shape of buffer {name}"] = buffer.shape
+    generators = []
+    for value in islice(_walk(parts.splits.train, restored), MOST_VALUES):
+        if isinstance(value, GENERATORS):
+            # Those of loader workers can't be seen: they are never the same as before.
+            generators.append(object() if parts.axes.num_workers else _describe(value))
+    described["generators of the data set"] = generators
+    return described
+
+
+def _describe_attributes(
+    name: str, owner: object, saved: Sequence[str], restored: Set[int]
+) -> dict[str, Any]:
+    """Return a description of each public attribute of an object, but of those that are `saved`."""
+    described = {}
+    for attribute, value in vars(owner).items():
+        if attribute not in saved and not attribute.startswith("_"):
+            values = islice(_walk(value, restored), MOST_VALUES)
+            described[f"{name}.{attribute}"] = [_describe(part) for part in values]
+    return described
+
+
+def _walk(value: Any, restored: Set[int], depth: int = DEEPEST) -> Iterator[Any]:
+    """Yield the plain values that a value is made of, and how many entries its containers have."""
+    if id(value) in restored or depth < 0:
+        return
+    if isinstance(value, PLAIN):
+        yield value
+        return
+    if isinstance(value, nn.Module):  # such as a copy whose weights are an average
+        value = value.state_dict()
+    elif hasattr(value, "__dict__") and not callable(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, Collection):
+        yield len(value)
+        for entry in islice(value, LONGEST):
+            yield from _walk(entry, restored, depth - 1)
+
+
+def _describe(value: Any) -> Any:
+    """Return what a value is like: of a large tensor, how often it was changed."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, GENERATORS):
+        return pickle.dumps(value)
+    if isinstance(value, Tensor):
+        if value.numel() > LONGEST:
+            return id(value), value.is_inference() or value._version
+        value = value.to_dense().tolist()
+    elif isinstance(value, np.ndarray):
+        value = value.reshape(-1)[:LONGEST].tolist()
+    return repr(value)
