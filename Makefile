@@ -86,12 +86,12 @@ tables: setup-test
 	@echo "==> Seconds an epoch: a textbook's loop, the harness, torch.compile and JAX, in turn"
 	@$(BIN)/python -m tests.programs.perf.tables
 	@echo "==> Activation checkpointing and gradient accumulation: memory and time"
-	@$(BIN)/harness run memory --results build/tables
+	@$(BIN)/harness --results build/tables run memory
 	@$(BIN)/harness show memory --results build/tables --format markdown --columns \
 		seed,activation_checkpointing,grad_accum_steps,throughput_samples_per_s,memory_training_mib
 	@echo "==> Optimizers and schedules: curves in the report"
-	@$(BIN)/harness run optimizers --results build/tables
-	@$(BIN)/harness report optimizers --results build/tables
+	@$(BIN)/harness --results build/tables run optimizers
+	@$(BIN)/harness --results build/tables report optimizers
 
 lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"

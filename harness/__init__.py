@@ -25,10 +25,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.api.comparing import Verdicts, compare
-    from harness.api.data import SweepData, load
-    from harness.api.planning import SweepPlan, plan
-    from harness.api.running import run
+    from harness.api import SweepData, SweepPlan, Verdicts, compare, load, plan, run
     from harness.core.errors import BadInput, HarnessError, Inconclusive
     from harness.core.progress import report
 
@@ -41,10 +38,7 @@ CORES_AT_START = tuple(sorted(os.sched_getaffinity(0)))
 _NAMES_BY_MODULE = {
     "core.errors": ("BadInput", "HarnessError", "Inconclusive"),
     "core.progress": ("report",),
-    "api.comparing": ("Verdicts", "compare"),
-    "api.data": ("SweepData", "load"),
-    "api.planning": ("SweepPlan", "plan"),
-    "api.running": ("run",),
+    "api": ("SweepData", "SweepPlan", "Verdicts", "compare", "load", "plan", "run"),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -44,7 +44,6 @@ class StoredSweep:
     name: str
     folder: str
     trials: int  # that have a record
-    planned: int | None  # that its last command asked for, with those; None if it can't be read
     bytes: int
     changed: float  # when its newest record was written, seconds since the epoch
     is_running: bool  # on this machine
@@ -65,14 +64,13 @@ def list_sweeps(results: Results) -> list[StoredSweep]:
     for path in results.runs.glob("*/sweep.json"):
         folder = SweepFolder(path.parent)
         records = folder.record_paths()
-        content: dict[str, Any] = {}
-        with suppress(BadInput):
-            content = read_spec_content(path)
+        name = path.parent.name
+        with suppress(BadInput):  # `show` says what is wrong with it
+            name = read_spec_content(path).get("name", name)
         stored = StoredSweep(
-            name=content.get("name", path.parent.name),
+            name=name,
             folder=str(folder.path),
             trials=len(records),
-            planned=len(content["trials"]) if content else None,
             bytes=size_of(folder.path),
             changed=max(record.stat().st_mtime for record in (path, *records)),
             is_running=is_locked(folder),

@@ -221,7 +221,7 @@ def test_each_part_is_loaded_without_what_it_does_not_need() -> None:
     of_package, of_leader, of_run = loaded(
         "import harness\nassert 'compare' in dir(harness)",
         "import harness.slurm.leader",
-        "import harness.api.running, harness.launch.assemble, harness.tracking.ui",
+        "import harness.api, harness.launch.assemble, harness.tracking.ui",
     )
     libraries = "torch numpy pandas pyarrow pydantic mlflow typer yaml rich"
     assert of_package & set(libraries.split()) == set()

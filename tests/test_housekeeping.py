@@ -67,7 +67,7 @@ def run(*arguments: str) -> CommandResult:
 
 
 def test_sweeps_are_listed_with_trials_size_and_age(results: Results) -> None:
-    assert run("show").out == "no sweep has run here\n"
+    assert run("show").out == "0 sweeps, 0 B\n"
     record_sweep(results, "old", seeds=[0, 1])
     record_sweep(results, "new")
     for path in results.sweep_folder("old").path.rglob("*"):
@@ -78,7 +78,7 @@ def test_sweeps_are_listed_with_trials_size_and_age(results: Results) -> None:
         lines = [" ".join(line.split()) for line in run("show").out.splitlines()]
     assert {line.split()[0] for line in lines if line} >= {"new", "broken", "old", "3"}
     assert any(line.startswith("new 1 ") and line.endswith("ago running") for line in lines)
-    assert any(line.startswith("broken 0 ") and "can't be read" in line for line in lines)
+    assert any(line.startswith("broken 0 ") for line in lines)
 
 
 def test_pruning_names_what_it_removes(results: Results) -> None:
@@ -91,11 +91,12 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     write_spec(sweep, folder)
     assert failed.trial.id in read_spec_content(folder.spec_path)["trials"]
     os.utime(folder.spec_path, (1.0, 1.0))
-    assert "--yes: needed to remove files" in refused("prune", "nightly")
-    listed = run("prune", "nightly", "--failed", "--dry-run").out
-    assert f"would remove {folder.path / earlier.trial.id} (" in listed
-    assert ", of no cell of the sweep)" in listed
-    assert f"would remove {folder.path / failed.trial.id} (" in listed
+    ended = command("prune", "nightly", "--failed")
+    assert ended.code == 2
+    assert "--yes: needed to remove files" in ended.err
+    assert f"remove {folder.path / earlier.trial.id} (" in ended.out
+    assert ", of no cell of the sweep)" in ended.out
+    assert f"remove {folder.path / failed.trial.id} (" in ended.out
     assert len(folder.record_paths()) == 4
     run("prune", "nightly", "--yes")
     assert not (folder.path / earlier.trial.id).exists()

@@ -12,6 +12,10 @@ from typing import Annotated, ClassVar, Literal
 from workloads.labeled import Labeled
 from workloads.settings import Between, read_bytes
 
+MNIST = (
+    "curl --create-dirs --output-dir DIR -O"
+    ' "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"'
+)
 # Each of the 1,797 lines has the 64 grey levels (0 to 16) of an image of 8x8 pixels, then its label. The
 # file is scikit-learn's (BSD 3-clause), of the UCI's "Optical Recognition of Handwritten Digits" (CC BY 4.0).
 DIGITS = Path(__file__).with_name("digits.csv.gz")
@@ -63,6 +67,8 @@ class Idx(Labeled):
     def check(self) -> None:
         """Raise ValueError unless both splits are complete and fit each other."""
         files = self.files()
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path}: found no such folder; to download MNIST: {MNIST}")
         for images_path, labels_path in (files[:2], files[2:]):
             (images, _, _), _ = read_idx(images_path, 3)
             (count,), labels = read_idx(labels_path, 1)

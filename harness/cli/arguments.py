@@ -1,38 +1,49 @@
-"""Declares the arguments and options that several commands share, and checks and prints for them.
+"""Declares the arguments and options that several commands share, and what the shell completes them with.
 
 An option is declared once, as an annotated type, so that its name, its help and its completion are
 the same at every command. Its default stands in the signature of the command, since typer takes it
-from there.
-
-Every command imports this module, `harness --help` included. What loads a profile or draws a table
-is therefore imported by the functions that need it.
+from there. What completes an argument returns all candidates, of which typer offers those that begin
+as the text before the cursor does.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from harness.cli.completion import (
-    complete_axes,
-    complete_profiles,
-    complete_recorded_sweeps,
-    complete_sweeps,
-)
-from harness.core.errors import BadInput, did_you_mean
+from harness.core.paths import Results, default_results
+from harness.records.store import RecordedSweep
+from harness.sweep import cluster
+from harness.sweep.axes import AXIS_TYPES
+from harness.sweep.sweep import ready_sweeps
+from harness.view.run import left_out_lines
 
-if TYPE_CHECKING:
-    from harness.core.paths import Results
-    from harness.records.store import RecordedSweep
-
-Choice = TypeVar("Choice", bound=str)
 MAX_SEED = 2**32 - 1  # as in a sweep file; NumPy takes no larger one
+AXIS_NAMES = [f"{axis}=" for axis in AXIS_TYPES]  # as `--set` and `--only` take them
 
-# The arguments. A sweep to run is a file or the name of a ready one; a sweep that has run is known
+
+def complete_sweeps(incomplete: str) -> list[str]:
+    """Return the names of ready sweeps, then the YAML files."""
+    folder, slash, _ = incomplete.rpartition("/")
+    paths = sorted(Path(f"{folder}{slash}").glob("*.y*ml"))
+    files = [f"{folder}{slash}{path.name}" for path in paths]  # as it was typed: ./ stays
+    return [*ready_sweeps(), *files]
+
+
+def complete_recorded_sweeps() -> list[str]:
+    """Return the names of sweeps that have run, as their folders are called.
+
+    They are those of the environment variable's results folder, else of the default one: a `--results`
+    that was typed earlier on the line is not passed to the functions here.
+    """
+    files = Results(default_results()).runs.glob("*/sweep.json")
+    return [path.parent.name for path in files]
+
+
+# A sweep to run is a file or the name of a ready one; a sweep that has run is known
 # by its name alone, since its spec is next to its records and its file may have changed or be gone.
 SweepArgument = Annotated[
     str,
@@ -58,63 +69,41 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Set an axis (execution=eager,compile) or any other key (length.epochs=3). Repeatable.",
-        autocompletion=complete_axes,
+        autocompletion=lambda: AXIS_NAMES,
     ),
 ]
 DataOption = Annotated[
     list[str],
     typer.Option(
-        "--data",
-        metavar="[LABEL=]PATH",
-        help="Where the data are: for every workload that reads files, or for the one named LABEL."
-        " Repeatable.",
+        metavar="[LABEL=]PATH", help="Where the data are, of all workloads or of LABEL. Repeatable."
     ),
 ]
 # Of these trials alone; the sweep stays the same.
 OnlyOption = Annotated[
     list[str],
     typer.Option(
-        "--only",
         metavar="KEY=V[,V]",
         help="Only trials with one of these values (KEY!=V: with none of them). A key is an axis,"
         " workload, cell (its id, the start of it, or its label) or seed. Repeatable: all must hold.",
-        autocompletion=complete_axes,
+        autocompletion=lambda: AXIS_NAMES,
     ),
-]
-BestOption = Annotated[
-    bool, typer.Option("--best", help="Of several trials, the one with the best target metric.")
 ]
 ClusterOption = Annotated[
     str,
     typer.Option(
-        "--cluster",
         metavar="PROFILE",
         help="Where to run: the name of a cluster profile, or its file.",
-        autocompletion=complete_profiles,
+        autocompletion=lambda: list(cluster.profile_paths()),
     ),
 ]
-# Where results are kept. The environment variables are for CI files and clusters, where every
-# command needs the same value.
-ResultsOption = Annotated[
-    Path,
-    typer.Option(
-        "--results",
-        metavar="DIR",
-        envvar="HARNESS_RESULTS",
-        help="The folder of records and of MLflow's database.",
-    ),
-]
-SummaryOption = Annotated[
-    Path | None,
-    typer.Option("--summary", metavar="FILE", help="Write the result as Markdown."),
+SeedOption = Annotated[
+    int | None,
+    typer.Option(min=0, max=MAX_SEED, help="The seed of all runs.  [default: the sweep's first]"),
 ]
 UriOption = Annotated[
     str | None,
     typer.Option(
-        "--tracking-uri",
-        metavar="URI",
-        envvar="MLFLOW_TRACKING_URI",
-        help="An MLflow server to use instead of results/mlflow.db.",
+        metavar="URI", envvar="MLFLOW_TRACKING_URI", help="An MLflow server for results/mlflow.db."
     ),
 ]
 # How to run, compare and print. A percentage is read as text (`parse_percentage`): without a sign, 5
@@ -122,60 +111,25 @@ UriOption = Annotated[
 MinEffectOption = Annotated[
     str,
     typer.Option(
-        "--min-effect",
-        metavar="PERCENT",
-        help="The smallest change of throughput that matters, in percent: 5% or 5.",
-    ),
-]
-GoalOption = Annotated[
-    float | None,
-    typer.Option(
-        "--to-reach",
-        metavar="VALUE",
-        help="A value of the target metric: compare the steps until it is reached, too.",
+        metavar="PERCENT", help="The smallest change of throughput that matters: 5% or 5."
     ),
 ]
 AccuracyMarginOption = Annotated[
     float,
     typer.Option(
-        "--accuracy-margin",
-        min=0.0,
-        metavar="X",
-        help="The smallest change of the target metric that matters, in the metric's unit.",
+        min=0.0, metavar="X", help="The smallest change of the target metric that matters."
     ),
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Measure each cell for at most this long, as in 2m."),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print all results as JSON instead of a table.")
 ]
 
 
-def print_next(command: str, purpose: str) -> None:
-    """Print a command to try next with what it shows."""
-    print(f"next  {command}  {purpose}")
-
-
-def print_collect(results: Results, sweep: str) -> None:
-    """Print how what is new of a sweep comes to MLflow."""
-    print_next(results.collect_command(sweep), "brings it to MLflow")
-
-
 def print_left_out(recorded: RecordedSweep) -> None:
     """Name on stderr the records that are left out, and why."""
-    from harness.view.run import left_out_lines
-
     for line in left_out_lines(recorded):
         print(line, file=sys.stderr)
-
-
-def choose(option: str, text: str, allowed: Sequence[Choice]) -> Choice:
-    """Return the word of `allowed` that an option names; raises BadInput for any other."""
-    for choice in allowed:
-        if text == choice:
-            return choice
-    raise BadInput(f"{option}: found {text!r}; {did_you_mean(text, allowed, allowed)}")
-
-
-def split_commas(text: str) -> list[str]:
-    """Return the parts of `a,b`, without blanks and empty parts."""
-    parts = [part.strip() for part in text.split(",")]
-    return [part for part in parts if part]

@@ -8,28 +8,27 @@ without paths of this machine, because it is meant to be committed.
 """
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from harness.analysis.baseline import save
 from harness.analysis.selection import select
-from harness.api.planning import load_planned
+from harness.api import load_planned
 from harness.cli.arguments import (
+    BudgetOption,
     ClusterOption,
     DataOption,
     JsonOption,
     MinEffectOption,
     NameArgument,
     OnlyOption,
-    ResultsOption,
     SetOption,
-    SummaryOption,
     SweepArgument,
-    choose,
 )
+from harness.cli.main import RESULTS
 from harness.core.errors import parse_percentage
-from harness.core.paths import Results, write_atomically
+from harness.core.paths import write_atomically
 from harness.core.progress import print_message
 from harness.core.text import parse_duration
 from harness.gate.against import GateOptions
@@ -38,7 +37,6 @@ from harness.gate.bisect import BisectOptions
 from harness.gate.bisect import bisect as run_bisect
 from harness.gate.certify import CertifySettings
 from harness.gate.certify import certify as run_certify
-from harness.gate.limits import Policy
 from harness.statistics.verdict import ALPHA
 from harness.view.compare import saved_view
 from harness.view.console import TerminalConsole, show, spinner
@@ -53,22 +51,11 @@ from harness.view.view import markdown
 
 app = typer.Typer()
 
-BudgetOption = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        metavar="DURATION",
-        help="Measure each cell for at most this long, as in 2m; starting processes takes longer.",
-    ),
-]
-
 
 @app.command()
 def gate(
     sweep: SweepArgument,
-    against: Annotated[
-        str, typer.Option("--against", metavar="REV", help="The git revision to compare with.")
-    ],
+    against: Annotated[str, typer.Option(metavar="REV", help="A git revision.")],
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
@@ -77,24 +64,11 @@ def gate(
     bits: Annotated[
         bool, typer.Option("--bits", help="Also fail if the losses are not bitwise identical.")
     ] = False,
-    inconclusive: Annotated[
-        str,
-        typer.Option(
-            "--inconclusive",
-            metavar="POLICY",
-            help="What an inconclusive cell does: ignore (exit code 0), warn (3) or fail (1).",
-        ),
-    ] = "warn",
-    accept_sweep_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-sweep-changes",
-            help="Pass although the sweep lost or changed cells that the revision has.",
-        ),
-    ] = False,
-    summary: SummaryOption = None,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result as Markdown.")
+    ] = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Measure this working tree against another revision.
 
     Every cell of the sweep trains in pairs of fresh processes, one for each revision, which take
@@ -102,23 +76,19 @@ def gate(
     other revision is checked out in a temporary worktree; the working tree is measured as it is,
     uncommitted changes included.
 
-    Exit code 1 if the working tree is certainly slower or its sweep lost cells, 3 if the measurement is
-    inconclusive.
+    Exit code 1 if the working tree is certainly slower, 3 if the measurement is inconclusive or the
+    sweep has lost or changed cells, which can't be compared.
 
     Examples:
       harness gate --against origin/main sweep.yaml
       harness gate --against v1.0 sweep.yaml --summary gate.md
     """
-    # Imported here: they load NumPy and SciPy, which `harness --help` must not wait for.
-
     loaded, profile = load_planned(sweep, settings, data, cluster)
     options = GateOptions(
         revision=against,
         min_effect=parse_percentage(min_effect, "--min-effect"),
         budget_seconds=parse_duration(budget, "--budget", at_least=1.0),
         compare_bits=bits,
-        inconclusive=choose("--inconclusive", inconclusive, get_args(Policy)),
-        accept_sweep_changes=accept_sweep_changes,
         settings=settings,
         data=data,
     )
@@ -127,12 +97,10 @@ def gate(
             loaded, profile, options, lambda cell: print_message(progress_line(cell))
         )
     view = gate_view(outcome, loaded.name)
-    show(view, as_json=as_json)
     # The file is written whatever the outcome is: CI shows it above all for a gate that fails.
     if summary is not None:
         write_atomically(summary, markdown(view))
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
+    return show(view, as_json=as_json)
 
 
 @app.command()
@@ -150,7 +118,7 @@ def bisect(
         bool, typer.Option("--bits", help="Find the commit that changed the losses instead.")
     ] = False,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Find the commit that made a cell slower: the sweep's only one, or the one that --only leaves.
 
     Measures commits in turn with GOOD on this machine, by binary search along first parents, in
@@ -175,9 +143,7 @@ def bisect(
         # On stderr, so that stdout has nothing but the result, as scripts read that of `git bisect`.
         console = TerminalConsole(stderr=True)
         outcome = run_bisect(loaded, profile, options, lambda step: console.say(step_line(step)))
-    show(bisect_view(outcome), as_json=as_json)
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
+    return show(bisect_view(outcome), as_json=as_json)
 
 
 @app.command()
@@ -186,12 +152,9 @@ def certify(
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     cluster: ClusterOption = "local",
-    results: ResultsOption = Path("results"),
-    comparisons: Annotated[
-        int, typer.Option("--comparisons", min=1, help="The number of comparisons in all.")
-    ] = 100,
+    comparisons: Annotated[int, typer.Option(min=1, help="How many in all.")] = 100,
     budget: BudgetOption = "30s",
-) -> None:
+) -> int:
     """Measure how often this machine raises false alarms.
 
     A gate compares the first cell of a sweep with itself, many times, and counts how often it finds
@@ -203,7 +166,6 @@ def certify(
       harness certify
       harness certify sweep.yaml --comparisons 200
     """
-
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
     loaded, profile = load_planned(sweep, settings, data, cluster)
@@ -215,14 +177,12 @@ def certify(
         alpha=ALPHA,
     )
     with spinner(f"{request.label} against itself:"):
-        certificate, path = run_certify(Results(results), loaded, profile, request, comparisons)
-    show(certificate_view(certificate, path))
-    if not certificate.holds:
-        raise typer.Exit(1)
+        certificate, path = run_certify(RESULTS.get(), loaded, profile, request, comparisons)
+    return show(certificate_view(certificate, path))
 
 
 @app.command()
-def baseline(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
+def baseline(sweep: NameArgument) -> None:
     """Save results as the baseline of their hardware.
 
     Writes a small file for each cell, below a folder named after the hardware. Commit them, and
@@ -232,8 +192,7 @@ def baseline(sweep: NameArgument, results: ResultsOption = Path("results")) -> N
     Examples:
       harness baseline nightly
     """
-    results_folder = Results(results)
-    (side,) = select(results_folder, [sweep])
+    (side,) = select(RESULTS.get(), [sweep])
     # All cells or none are written: a cell without a measurement, or with trials of several kinds
     # of hardware, raises BadInput before the first file.
-    show(saved_view(save(results_folder, side.cells)))
+    show(saved_view(save(RESULTS.get(), side.cells)))

@@ -7,38 +7,38 @@ shows sweeps that `harness run` runs on this machine, and works from any machine
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import chain
 from typing import Annotated
 
 import typer
 
-from harness.api import watching
-from harness.api.planning import load_planned
-from harness.api.watching import watch
+from harness.api import load_planned
 from harness.cli.arguments import (
     DataOption,
+    JsonOption,
     NameArgument,
     OnlyOption,
-    ResultsOption,
     SetOption,
     SweepArgument,
     UriOption,
+    complete_recorded_sweeps,
 )
-from harness.cli.completion import complete_profiles, complete_recorded_sweeps
+from harness.cli.main import RESULTS
 from harness.core.errors import BadInput
-from harness.core.paths import Results
 from harness.core.text import counted
 from harness.records.store import read_recorded_spec, read_recorded_specs, read_recorded_sweep
 from harness.slurm import submit as jobs
-from harness.slurm.status import SweepStatus
-from harness.sweep.sweep import Sweep
+from harness.slurm.status import SweepStatus, read_statuses, until_over
+from harness.sweep.cluster import profile_paths
+from harness.tracking.follow import Follower
 from harness.view.console import TerminalConsole, show
 from harness.view.plan import submission_view
-from harness.view.run import left_out_lines
-from harness.view.status import headlines, status_display, status_view
+from harness.view.status import headlines, status_view
 from harness.view.sweep import sweep_view
 from harness.view.value import Styled
 from harness.view.view import View
+
+WATCH_SECONDS = 5.0  # between two readings of states
 
 app = typer.Typer()
 
@@ -50,16 +50,14 @@ def submit(
     cluster: Annotated[
         str,
         typer.Option(
-            "--cluster",
             metavar="PROFILE",
             help="The cluster: a profile whose launcher is slurm.",
-            autocompletion=complete_profiles,
+            autocompletion=lambda: list(profile_paths()),
         ),
     ],
     settings: SetOption = [],  # noqa: B006 - typer copies it
     data: DataOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006 - typer copies it
-    results: ResultsOption = Path("results"),
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show the jobs and their batch scripts, submit nothing."),
@@ -75,23 +73,21 @@ def submit(
       harness submit quickstart --cluster slurm --dry-run
       harness submit sweep.yaml --cluster slurm --only world_size!=1 --only seed=0,1
     """
-    results_folder = Results(results)
+    results = RESULTS.get()
     loaded, profile = load_planned(
-        sweep, settings, data, cluster, only=only, results=results_folder, launcher="slurm"
+        sweep, settings, data, cluster, only=only, results=results, launcher="slurm"
     )
-    console = TerminalConsole()
-    sweep_folder = results_folder.sweep_folder(loaded.name)
+    sweep_folder = results.sweep_folder(loaded.name)
+    command = results.command(f"status {shlex.quote(loaded.name)} --watch")
     if dry_run:
         prepared = jobs.prepare(loaded, profile, sweep_folder, "failed")
         show(submission_view(prepared))
+        console = TerminalConsole()
         for script in jobs.batch_scripts(sweep_folder, prepared.submission):
             console.say(f"\n{script}", wraps=False)
-        return
-    prepared = jobs.submit(loaded, profile, sweep_folder, "failed")
-    show(submission_view(prepared))
-    if prepared.submission.arrays:
-        command = f"harness status {shlex.quote(loaded.name)} --watch{results_folder.flag}"
-        console.say(f"next  {command}", wraps=False)
+    else:
+        prepared = jobs.submit(loaded, profile, sweep_folder, "failed")
+        show(submission_view(prepared, command))
 
 
 @app.command()
@@ -99,115 +95,105 @@ def status(
     sweep: Annotated[
         str | None,
         typer.Argument(
-            metavar="SWEEP",
+            metavar="[SWEEP]",
             help="The name of a sweep. Default: all sweeps.",
             autocompletion=complete_recorded_sweeps,
         ),
     ] = None,
-    results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch",
-            help="Refresh until nothing runs any more, and deliver the jobs' records to MLflow.",
-        ),
+        bool, typer.Option("--watch", help="Show changes until it is over; deliver to MLflow.")
     ] = False,
-    every_trial: Annotated[
-        bool,
-        typer.Option("--all", help="List every trial of a large sweep instead of its cells."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print every trial as JSON.")] = False,
-) -> None:
+    as_json: JsonOption = False,
+) -> int:
     """Show the state of every trial of a sweep, wherever it runs.
 
     It combines the records with what the running trials report and what Slurm says of their jobs,
-    and works on any machine that sees the results folder. Exit code 1 if a trial failed or was
-    lost, 2 if a sweep or a record can't be read.
+    and works on any machine that sees the results folder. With --watch, the records that jobs leave
+    are delivered to MLflow as they come. Of a sweep of more than 100 trials, it lists those that are
+    running or went wrong; --json has all.
+
+    Exit code 1 if a trial failed or was lost, 2 if a sweep or a record can't be read.
 
     Examples:
       harness status
       harness status quickstart --watch
     """
-    if watch and (as_json or every_trial):
-        option = "--json" if as_json else "--all"
-        raise BadInput(f"status: found {option} with --watch; allowed: one of them")
-    results_folder = Results(results)
-    if sweep is None:
-        # The summary of all sweeps has a line for each and lists no trial.
-        if as_json or every_trial:
-            raise BadInput("status: found no SWEEP; allowed: one, with --json or --all")
-        _show_all(results_folder, tracking_uri, watch=watch)
-        return
+    if as_json and (watch or sweep is None):
+        raise BadInput("--json: found without SWEEP or with --watch; allowed: status SWEEP --json")
+    results = RESULTS.get()
+    errors: list[BadInput] = []
     # The spec next to the records says which trials there are: the sweep's file may have
     # changed since, or be on another machine.
-    sweeps = [read_recorded_spec(results_folder, sweep)]
-    if watch:
-        statuses = _watch(sweeps, results_folder, tracking_uri)
+    if sweep is not None:
+        sweeps = [read_recorded_spec(results, sweep)]
     else:
-        statuses = watching.sweep_statuses(sweeps, results_folder)
-        show(status_view(statuses[0], every=every_trial), as_json=as_json)
-    _exit_with_status(statuses, [])
-
-
-def _show_all(results: Results, tracking_uri: str | None, *, watch: bool) -> None:
-    """Show the state of all sweeps; one that can't be read hides none of the others."""
-    sweeps, errors = read_recorded_specs(results)
-    if not sweeps and not errors:  # no error, but most likely the wrong folder
-        print(f"no sweeps in {results.runs}; set --results or HARNESS_RESULTS to look elsewhere")
-        return
-    statuses = watching.sweep_statuses(sweeps, results, errors)
-    if watch:
-        statuses = _watch([status.sweep for status in statuses], results, tracking_uri)
-    else:
-        show(View(lines=[line for status in statuses for line in headlines(status)]))
-    _exit_with_status(statuses, errors)
-
-
-def _watch(
-    sweeps: Sequence[Sweep], results: Results, tracking_uri: str | None
-) -> list[SweepStatus]:
-    """Show the trials until there is nothing left to wait for; of a single sweep, its results too."""
-    with status_display() as show_statuses:
-        statuses, trouble = watch(sweeps, results, tracking_uri, show_statuses)
-    if len(sweeps) == 1:
-        recorded = read_recorded_sweep(results, sweeps[0].name)
-        show(
-            sweep_view(
-                recorded.sweep,
-                recorded.records,
-                results,
-                trouble=trouble,
-                tracking_uri=tracking_uri,
+        sweeps, errors = read_recorded_specs(results)  # one that can't be read hides no other
+        if not sweeps and not errors:  # no error, but most likely the wrong folder
+            print(
+                f"no sweeps in {results.runs}; set --results or HARNESS_RESULTS to look elsewhere"
             )
-        )
-        console = TerminalConsole()
-        for line in left_out_lines(recorded):
-            console.say(Styled(line, "open"))
+    folders = [(spec, results.sweep_folder(spec.name)) for spec in sweeps]
+    statuses: Sequence[SweepStatus] = read_statuses(folders, errors)
+    if watch and statuses:
+        statuses = _watch(statuses, tracking_uri)
+    elif sweep is not None:
+        for status in statuses:
+            show(status_view(status), as_json=as_json)
+    else:
+        for status in statuses:
+            show(View(lines=headlines(status)))
+    return _exit_code(statuses, errors)
+
+
+def _watch(statuses: Sequence[SweepStatus], tracking_uri: str | None) -> Sequence[SweepStatus]:
+    """Show what changes until there is nothing left to wait for, and return the last states.
+
+    Records that jobs leave are delivered to MLflow as they come: a job has no access to the tracking
+    server. Of a single sweep, the results are shown in the end.
+    """
+    results = RESULTS.get()
+    folders = []
+    delivered = []
+    for status in statuses:
+        folder = results.sweep_folder(status.sweep.name)
+        folders.append((status.sweep, folder))
+        if len(statuses) == 1 or not status.is_over:
+            delivered.append(folder)
+    printed: list[list[str | Styled]] = []
+    with Follower(results, delivered, tracking_uri) as delivery:
+        for statuses in until_over(lambda: read_statuses(folders), WATCH_SECONDS):
+            lines = list(chain.from_iterable(map(headlines, statuses)))
+            if lines != printed:
+                show(View(lines=lines))
+                printed = lines
+    if len(folders) == 1:
+        recorded = read_recorded_sweep(results, folders[0][0].name)
+        show(sweep_view(recorded, results, trouble=delivery.trouble, tracking_uri=tracking_uri))
     return statuses
 
 
-def _exit_with_status(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> None:
-    """Name what can't be read, and end the command with the exit code that the states call for.
+def _exit_code(statuses: Sequence[SweepStatus], errors: Sequence[BadInput]) -> int:
+    """Name what can't be read, and return the exit code that the states call for.
 
-    The other sweeps, and the other trials of a sweep, have been shown. Trials that are queued,
-    running or interrupted are not wrong: where there are no others, this returns.
+    Trials that are queued, running or interrupted are not wrong.
     """
     unreadable = [str(error) for error in errors]
-    states: set[str] = set()
+    states = set()
     for status in statuses:
-        unreadable += [trial.detail for trial in status.trials if trial.state == "unreadable"]
-        states.update(trial.state for trial in status.trials)
+        for trial in status.trials:
+            states.add(trial.state)
+            if trial.state == "unreadable":
+                unreadable.append(trial.detail)
     for line in unreadable:
         print(f"harness: {line}", file=sys.stderr)
     if states & {"failed", "lost"}:
-        raise typer.Exit(1)
-    if unreadable:
-        raise typer.Exit(BadInput.exit_code)
+        return 1
+    return BadInput.exit_code if unreadable else 0
 
 
 @app.command()
-def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> None:
+def cancel(sweep: NameArgument) -> None:
     """Cancel the jobs of a sweep.
 
     Trials that are done keep their records. Submit the sweep again to run the others.
@@ -215,9 +201,8 @@ def cancel(sweep: NameArgument, results: ResultsOption = Path("results")) -> Non
     Examples:
       harness cancel quickstart
     """
-    results_folder = Results(results)
     # Read first, so that a name that no sweep has is an error and not a sweep without jobs.
-    name = read_recorded_spec(results_folder, sweep).name
-    job_ids = jobs.cancel(results_folder.sweep_folder(name))
+    name = read_recorded_spec(RESULTS.get(), sweep).name
+    job_ids = jobs.cancel(RESULTS.get().sweep_folder(name))
     ids = f": {', '.join(job_ids)}" if job_ids else ""
     print(f"{counted(len(job_ids), 'job')} cancelled{ids}")

@@ -24,24 +24,13 @@ SWEEP = pytest.StashKey[Path]()  # where the session keeps the absolute path of 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sweep": {"metavar": "SWEEP", "help": "A sweep file, or a ready sweep: one benchmark a cell."},
     "baseline": {"metavar": "DIR", "help": "results/baselines, or one hardware's folder in it."},
-    "gate": {"metavar": "FILE", "help": "The limits. Default: gate.yaml next to the baselines."},
     "trials": {
         "choices": ("all", "missing", "recorded"),
         "default": "all",  # a record does not name the user's code that it was made with
         "help": "Which trials to run: all again, those that are not done, or none.",
     },
-    "set": {
-        "metavar": "KEY=VALUE",
-        "action": "append",
-        "default": [],
-        "help": "As harness run --set.",
-    },
-    "data": {
-        "metavar": "PATH",
-        "action": "append",
-        "default": [],
-        "help": "As harness run --data.",
-    },
+    "set": {"action": "append", "default": [], "help": "As harness run --set."},
+    "data": {"action": "append", "default": [], "help": "As harness run --data."},
     "cluster": {"metavar": "PROFILE", "default": "local", "help": "As harness run --cluster."},
     "results": {"metavar": "DIR", "default": "results", "help": "The folder of records."},
 }
@@ -61,15 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     sweep = config.getoption("harness_sweep")
     baseline = config.getoption("harness_baseline")
-    if sweep is None:
-        if baseline is not None:
-            raise pytest.UsageError(
-                "--harness-baseline: found without --harness-sweep; allowed: both"
-            )
+    if sweep is None and baseline is None:
         return
-    if baseline is None:
+    if sweep is None or baseline is None:
         raise pytest.UsageError(
-            "--harness-sweep: found without --harness-baseline DIR; harness baseline makes one"
+            "--harness-sweep SWEEP and --harness-baseline DIR: found one without the other; allowed:"
+            " both; harness baseline makes a baseline"
         )
     cause = _cause_of_disabled_benchmarks(config)
     if cause is not None:

@@ -1,44 +1,64 @@
-"""Defines the commands that show results: `harness show`, `compare` and `ui`.
+"""Defines the commands on sweeps that have run: `harness show`, `compare`, `report`, `ui`, `collect`, `verify`
+and `prune`.
 
-They read the records of trials and train nothing. Only `ui` and a result that is named by the id of
-an MLflow run need MLflow.
+They read the records of trials and train nothing. Only `ui`, `collect` and a result that is named by the
+id of an MLflow run need MLflow. Nothing is removed that was not named before, and nothing of a sweep that
+a process or a job is working on.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness import api
 from harness.analysis.selection import select
 from harness.analysis.sweep_result import effects
-from harness.api import comparing
-from harness.api.data import SweepData
-from harness.api.tables import WRITERS, check_table_path
 from harness.cli.arguments import (
     AccuracyMarginOption,
-    GoalOption,
     JsonOption,
     MinEffectOption,
+    NameArgument,
     OnlyOption,
-    ResultsOption,
     UriOption,
+    complete_recorded_sweeps,
     print_left_out,
 )
-from harness.cli.completion import complete_recorded_sweeps
-from harness.cli.run import WideOption
-from harness.core.errors import BadInput, parse_percentage
-from harness.core.paths import Results
-from harness.housekeeping import list_sweeps
-from harness.records.store import read_recorded_sweep, select_recorded
+from harness.cli.main import RESULTS
+from harness.core.errors import BadInput, HarnessError, parse_percentage
+from harness.core.paths import write_atomically
+from harness.core.text import counted
+from harness.housekeeping import list_sweeps, removals, remove, verify_machines, verify_sweep
+from harness.records.store import (
+    read_recorded_spec,
+    read_recorded_sweep,
+    recorded_folder,
+    recorded_sweep_names,
+    select_recorded,
+)
+from harness.tracking import Tracker
 from harness.tracking.ui import serve
 from harness.view import console
 from harness.view.compare import comparison_view, effects_view
-from harness.view.plan import conflict_lines
-from harness.view.stored import sweeps_view
+from harness.view.report import render
+from harness.view.status import removals_view, sweeps_view
 from harness.view.sweep import sweep_view
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 app = typer.Typer()
+
+# How pandas writes a table, by the ending of the file's name.
+WRITERS: Mapping[str, Callable[["pd.DataFrame", Path], object]] = {
+    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".json": lambda frame, path: frame.to_json(
+        path, orient="records", date_format="iso", indent=1, double_precision=15
+    ),
+    ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
+}
 
 
 @app.command()
@@ -52,16 +72,12 @@ def show(
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006 - typer copies it
-    results: ResultsOption = Path("results"),
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Write the trials as a table instead: FILE.csv, FILE.json or FILE.parquet.",
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write the trials as a table instead.")
     ] = None,
-    wide: WideOption = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show all columns and remarks, cell ids included.")
+    ] = False,
 ) -> None:
     """Show the results of a sweep that has run.
 
@@ -69,29 +85,29 @@ def show(
     believing it. It reads records only, so it also works while the sweep runs and without MLflow.
     Without SWEEP, lists the sweeps that have run.
 
-    With --output, writes a row for each trial: the table of harness.load(SWEEP).trials in Python.
+    With --output FILE.csv, FILE.json or FILE.parquet, writes a row for each trial: the table of
+    harness.load(SWEEP).trials in Python.
 
     Examples:
       harness show mnist
       harness show mnist --only precision=bf16,fp16
       harness show mnist --output trials.parquet
     """
-    if output is not None:
-        check_table_path(output)
-    results_folder = Results(results)
+    results = RESULTS.get()
+    if output is not None and output.suffix not in WRITERS:
+        endings = ", ".join(WRITERS)
+        raise BadInput(f"--output: found {output}; allowed: a name that ends in {endings}")
     if not sweep:
-        console.show(sweeps_view(list_sweeps(results_folder)))
+        console.show(sweeps_view(list_sweeps(results)))
         return
-    recorded = select_recorded(read_recorded_sweep(results_folder, sweep), only)
+    recorded = select_recorded(read_recorded_sweep(results, sweep), only)
     print_left_out(recorded)
     if output is not None:
-        frame = SweepData(results=results_folder, recorded=recorded).trials
+        frame = api.SweepData(results=results, recorded=recorded).trials
         WRITERS[output.suffix](frame, output)
         print(output)
         return
-    for line in conflict_lines(recorded.sweep.whole()):
-        print(line)
-    console.show(sweep_view(recorded.sweep, recorded.records, results_folder, wide=wide))
+    console.show(sweep_view(recorded, results, wide=wide))
 
 
 @app.command()
@@ -107,28 +123,21 @@ def compare(
     ],
     across: Annotated[
         list[str],
-        typer.Option(
-            "--across",
-            metavar="DIFFERENCE[,…]",
-            help="The difference to compare across: hardware, data, an axis.",
-        ),
+        typer.Option(metavar="NAME[,…]", help="Allow to differ: hardware, data, an axis."),
     ] = [],  # noqa: B006 - typer copies it
     by: Annotated[
-        str,
-        typer.Option(
-            "--by", metavar="AXIS[,…]", help="Compare the values of an axis within one sweep."
-        ),
+        str, typer.Option(metavar="AXIS[,…]", help="Compare the values of axes within one sweep.")
     ] = "",
     min_effect: MinEffectOption = "1%",
     accuracy_margin: AccuracyMarginOption = 0.01,
-    goal: GoalOption = None,
+    to_reach: Annotated[
+        float | None, typer.Option(help="Compare the steps to this target metric, too.")
+    ] = None,
     as_effects: Annotated[
-        bool,
-        typer.Option("--effects", help="Estimate the effect of each axis and each pair of axes."),
+        bool, typer.Option("--effects", help="Estimate the effects of axes and of pairs of them.")
     ] = False,
-    results: ResultsOption = Path("results"),
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Compare results, with intervals and verdicts.
 
     A verdict is faster, slower, same or inconclusive: a change must be significant over all cells
@@ -143,59 +152,52 @@ def compare(
       harness compare nightly --by strategy --to-reach 0.95
       harness compare nightly --effects
     """
-
     # All options are checked before the first file is read: a mistake in one is reported at once.
     min_effect_fraction = parse_percentage(min_effect, "--min-effect")
-    _check_question(names, by=by, as_effects=as_effects)
-    results_folder = Results(results)
     if as_effects:  # an estimate without a verdict, so its exit code is always 0
-        (side,) = select(results_folder, names)
+        if by or len(names) > 1:
+            raise BadInput("--effects: found several results or --by; allowed: one result")
+        (side,) = select(RESULTS.get(), names)
         # Raises BadInput for too few trials to tell effects from noise.
-        console.show(effects_view(effects(side)), as_json=as_json)
-        return
-    verdicts = comparing.compare(
+        return console.show(effects_view(effects(side)), as_json=as_json)
+    verdicts = api.compare(
         *names,
         by=by,
         across=",".join(across),
         min_effect=min_effect_fraction,
         accuracy_margin=accuracy_margin,
-        to_reach=goal,
-        results=results,
+        to_reach=to_reach,
+        results=RESULTS.get().path,
     )
-    view = comparison_view(verdicts, verdicts.a, verdicts.b)
-    console.show(view, as_json=as_json)
-    if verdicts.exit_code:
-        raise typer.Exit(verdicts.exit_code)
+    return console.show(comparison_view(verdicts, verdicts.a, verdicts.b), as_json=as_json)
 
 
-def _check_question(names: Sequence[str], *, by: str, as_effects: bool) -> None:
-    """Raise BadInput unless it is clear what is compared with what.
+@app.command()
+def report(
+    sweep: NameArgument,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Default: next to the records.")
+    ] = None,
+) -> None:
+    """Write a sweep's report as one HTML file.
 
-    That is several results, or a single one with either --by or --effects.
+    The file needs no network and no other file, so it can be mailed or kept as an artifact.
+
+    Examples:
+      harness report matrix
     """
-    options = ["--by"] * bool(by) + ["--effects"] * as_effects
-    is_within_one = len(options) == 1 and len(names) == 1
-    is_among_several = not options and len(names) > 1
-    if not is_within_one and not is_among_several:
-        request = " and ".join([str(len(names)), *options])
-        raise BadInput(
-            f"found {request} to compare; allowed: A B…, or one with --by AXIS or --effects"
-        )
+    recorded = read_recorded_sweep(RESULTS.get(), sweep)
+    print_left_out(recorded)
+    path = output or RESULTS.get().sweep_folder(recorded.sweep.name).report_path
+    write_atomically(path, render(RESULTS.get(), recorded))
+    print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
 @app.command()
 def ui(
-    results: ResultsOption = Path("results"),
     tracking_uri: UriOption = None,
     port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            min=1,
-            max=65535,
-            metavar="PORT",
-            help="The port on 127.0.0.1. Default: 5000, or the next free one.",
-        ),
+        int | None, typer.Option(min=1, max=65535, help="Default: 5000, or another free one.")
     ] = None,
 ) -> None:
     """Serve the MLflow UI on this machine.
@@ -206,4 +208,100 @@ def ui(
     Examples:
       harness ui --port 5001
     """
-    serve(Results(results), tracking_uri, port=port)
+    serve(RESULTS.get(), tracking_uri, port=port)
+
+
+@app.command()
+def collect(sweep: NameArgument, tracking_uri: UriOption = None) -> None:
+    """Deliver the records of a sweep to MLflow.
+
+    For trials that ran while MLflow could not be reached, and for jobs that nobody watched. Records
+    that are there already are not sent again.
+
+    Examples:
+      harness collect quickstart --tracking-uri http://127.0.0.1:5000
+    """
+    recorded = read_recorded_sweep(RESULTS.get(), sweep)
+    print_left_out(recorded)
+    sweep_folder = RESULTS.get().sweep_folder(recorded.sweep.name)
+    # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
+    delivery = Tracker(RESULTS.get(), tracking_uri).deliver(sweep_folder)
+    delivered = counted(delivery.delivered, "trial")
+    print(f"{delivered} delivered, {delivery.already_delivered} were there already")
+
+
+@app.command()
+def verify(
+    sweeps: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[SWEEP]…",
+            help="Sweeps that have run. Default: all of them.",
+            autocompletion=complete_recorded_sweeps,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Check that recorded numbers are as they were written.
+
+    Other commands check the seal of each file that they read, and of records only the headers. This
+    reads the columns of records too, computes each figure again that follows from them, and checks
+    what commands leave next to them: checkpoints, exported models, parity. Without SWEEP, also measured
+    peaks, certificates and baselines.
+
+    A seal has no secret: it proves that nothing was damaged or edited by hand, and not who wrote
+    it. Whoever can write to the folder can seal other numbers that agree with each other.
+
+    Exit code 2 if anything is damaged, which is named.
+
+    Examples:
+      harness verify
+      harness verify nightly
+    """
+    results = RESULTS.get()
+    names = sweeps or recorded_sweep_names(results)
+    for name in sweeps:
+        read_recorded_spec(results, name)  # which says what there is if there is none
+    files: list[str | None] = []  # what is wrong with each
+    for name in names:
+        files += verify_sweep(results, name)
+    if not sweeps:
+        files += verify_machines(results)
+    problems = list(filter(None, files))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise BadInput(f"found {counted(len(problems), 'damaged file')} of {len(files)}")
+    print(f"{counted(len(files), 'file')} of {counted(len(names), 'sweep')} are whole")
+
+
+@app.command()
+def prune(
+    sweep: NameArgument,
+    whole: Annotated[bool, typer.Option("--whole", help="Remove the sweep as a whole.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Failed or invalid trials, too.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove trials of a recorded sweep, or all of it.
+
+    Without further options these are trials of none of its cells, such as those of earlier code,
+    which no command shows. Each is named, and removed only if somebody says so. MLflow keeps its runs.
+
+    Examples:
+      harness prune nightly
+      harness prune nightly --failed --yes
+      harness prune scratch --whole
+    """
+    results = RESULTS.get()
+    statuses = ("failed", "invalid") if failed else ()
+    found = removals(results, sweep, whole=whole, statuses=statuses)
+    console.show(removals_view(found))
+    if not found:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("--yes: needed to remove files where nobody can be asked")
+        if not typer.confirm("remove?"):
+            raise HarnessError("nothing was removed")
+    remove(recorded_folder(results, sweep), found)

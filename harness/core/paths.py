@@ -218,20 +218,18 @@ class Results:
     database = Below("mlflow.db")  # MLflow's local one
     artifacts = Below("artifacts")  # MLflow's local ones
 
-    @property
-    def flag(self) -> str:
-        """Return ` --results PATH` as a shell takes it, for commands that are shown to people.
+    def command(self, words: str) -> str:
+        """Return a command for people to type, `harness WORDS` as a shell takes it.
 
-        Empty where commands look in this folder by themselves.
+        It names this folder unless commands look there by themselves.
         """
         if self.path == default_results():
-            return ""
-        return f" --results {shlex.quote(str(self.path))}"
+            return f"harness {words}"
+        return f"harness --results {shlex.quote(str(self.path))} {words}"
 
     def collect_command(self, sweep: str, tracking_uri: str | None = None) -> str:
         """Return the command that delivers a sweep to MLflow, as a shell takes it."""
-        flags = self.flag + tracking_flag(tracking_uri)
-        return f"harness collect {shlex.quote(sweep)}{flags}"
+        return self.command(f"collect {shlex.quote(sweep)}{tracking_flag(tracking_uri)}")
 
     def sweep_folder(self, name: str) -> SweepFolder:
         """Return the folder of a sweep, which need not exist.

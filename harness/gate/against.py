@@ -13,7 +13,6 @@ from harness.core.progress import progress_of, report_progress
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.certify import describe_machine
-from harness.gate.limits import Policy
 from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import compare_losses
 from harness.hardware.machine import machine_key
@@ -25,7 +24,6 @@ from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep, load_sweep, ready_sweeps
 
 WORKING_TREE = "the working tree"
-EXIT_CODES: Mapping[Policy, int] = {"ignore": 0, "warn": 3, "fail": 1}  # of inconclusive cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,6 @@ class GateOptions:
     min_effect: float = 0.01  # smallest slowdown that matters, a fraction of throughput
     budget_seconds: float = 30.0  # of measuring, for each cell
     compare_bits: bool = False  # whether other losses fail a cell
-    inconclusive: Policy = "warn"  # for cells that neither fail nor pass
-    accept_sweep_changes: bool = False  # whether cells that the sweep has lost pass
     settings: Sequence[str] = ()  # `--set`, for the revision's sweep
     data: Sequence[str] = ()  # `--data`, likewise
 
@@ -67,11 +63,6 @@ class GateOutcome:
         str
     ] = ()  # labels of cells that the revision's sweep lacks, which are not measured
 
-    @property
-    def refused_losses(self) -> Sequence[str]:
-        """The labels of lost cells that fail the gate."""
-        return () if self.options.accept_sweep_changes else self.lost
-
     def has_failed(self, outcome: CellOutcome) -> bool:
         """Whether a cell could not be measured, is slower, or computes other losses where they count."""
         measured = outcome.measured
@@ -90,23 +81,12 @@ class GateOutcome:
         return self.options.compare_bits and outcome.measured.same_bits is False
 
     @property
-    def has_no_cells(self) -> bool:
-        """Whether nothing was judged: no cell was measured, and no lost one is refused."""
-        return not self.cells and not self.refused_losses
-
-    @property
     def exit_code(self) -> int:
-        """1 if a cell failed or was lost, else 3 if one is inconclusive or none was measured, else 0.
-
-        `options.inconclusive` makes an inconclusive cell a failure, or lets it pass. A gate that
-        measured nothing never passes.
-        """
-        if self.has_no_cells:
-            return 1 if self.options.inconclusive == "fail" else EXIT_CODES["warn"]
-        if self.refused_losses or any(self.has_failed(outcome) for outcome in self.cells):
+        """1 if a cell failed; 3 if one is inconclusive or was lost, or none was measured; else 0."""
+        if any(self.has_failed(outcome) for outcome in self.cells):
             return 1
-        if any(self.is_inconclusive(outcome) for outcome in self.cells):
-            return EXIT_CODES[self.options.inconclusive]
+        if self.lost or not self.cells or any(self.is_inconclusive(cell) for cell in self.cells):
+            return 3
         return 0
 
 
@@ -166,7 +146,7 @@ def cells_of_revision(sweep: Sweep, revision: Tree, options: GateOptions) -> Seq
     """Return the cells that a revision's sweep has, under the same `--set` and `--data`.
 
     They are those of the working tree if the revision has no such sweep. Raises BadInput for one that
-    can't be read, unless changes of the sweep are accepted: then all cells are measured.
+    can't be read.
     """
     source = revision.counterpart(sweep.source)
     if source == sweep.source.absolute() or not source.is_file():
@@ -174,11 +154,8 @@ def cells_of_revision(sweep: Sweep, revision: Tree, options: GateOptions) -> Seq
     try:
         return load_sweep(source, options.settings, options.data).cells
     except Exception as error:  # the revision's workloads are imported, which may raise anything
-        if options.accept_sweep_changes:
-            return sweep.cells
         raise BadInput(
-            f"{source.name} of {revision.name} can't be read: {one_line(error)};"
-            " --accept-sweep-changes measures all cells"
+            f"{source.name} of {revision.name} can't be read: {one_line(error)}"
         ) from None
 
 

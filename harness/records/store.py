@@ -96,12 +96,6 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
     return sorted(sweeps, key=lambda sweep: sweep.name), errors
 
 
-def latest_sweep_name(results: Results) -> str | None:
-    """Return the name of the sweep that was asked for last, None before the first."""
-    paths = sorted(results.runs.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
-    return paths[-1].parent.name if paths else None
-
-
 def recorded_folder(results: Results, name: str) -> SweepFolder:
     """Return the folder of a sweep that has run or was submitted.
 

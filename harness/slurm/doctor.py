@@ -33,6 +33,7 @@ from harness.sweep.sweep import Sweep, find_sweep_file, load_sweep
 
 MAX_RANKS_HERE = 2  # of the trial on this machine
 POLL_SECONDS = 2.0  # between looks at the queue
+PATIENCE_SECONDS = 600.0  # that a job may be pending
 MAX_MINUTES = 10  # that a job asks for; short jobs start sooner
 
 
@@ -45,11 +46,11 @@ class Check:
     detail: str  # what was seen, or what is wrong
 
 
-def examine(profile: Profile, results: Results, *, patience: float, all_nodes: bool) -> list[Check]:
+def examine(profile: Profile, results: Results, *, all_nodes: bool) -> list[Check]:
     """Return the checks of a profile.
 
-    `patience` is how many seconds a job may be pending. With `all_nodes`, every node that responds gets
-    a trial. The trials' folder stays, with their logs, if a check fails.
+    With `all_nodes`, every node that responds gets a trial. The folder of trials
+    stays, with their logs, if a check fails.
 
     Raises BadInput if results can't be written, or not be shared with nodes.
     """
@@ -63,7 +64,7 @@ def examine(profile: Profile, results: Results, *, patience: float, all_nodes: b
         raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
     try:
         if profile.launcher == "slurm":
-            checks += _examine_cluster(profile, folder, patience, all_nodes=all_nodes)
+            checks += _examine_cluster(profile, folder, all_nodes=all_nodes)
         else:
             checks.append(_run_here(profile, Results(folder)))
     except BaseException:  # above all KeyboardInterrupt
@@ -108,9 +109,7 @@ def _check_record(name: str, record: Record) -> Check:
     return Check(name=name, passed=True, detail=detail)
 
 
-def _examine_cluster(
-    profile: Profile, folder: Path, patience: float, *, all_nodes: bool
-) -> list[Check]:
+def _examine_cluster(profile: Profile, folder: Path, *, all_nodes: bool) -> list[Check]:
     """Submit the trial, or one for each node, wait for the jobs, and return what became of them."""
     ping = run_client(["scontrol", "ping"])
     detail = one_line(ping.stdout + ping.stderr)
@@ -128,7 +127,7 @@ def _examine_cluster(
             options = replace(slurm, nodes=1, sbatch={**slurm.sbatch, "nodelist": node})
             profiles[node] = replace(profile, slurm=options)
     try:
-        rows = _run_jobs(profiles, folder, patience)
+        rows = _run_jobs(profiles, folder)
     except HarnessError as error:
         return [*checks, Check(name="job", passed=False, detail=str(error))]
     digests: dict[str, str] = {}
@@ -146,9 +145,7 @@ def _examine_cluster(
     return checks
 
 
-def _run_jobs(
-    profiles: Mapping[str, Profile], folder: Path, patience: float
-) -> dict[str, tuple[TrialState, Path]]:
+def _run_jobs(profiles: Mapping[str, Profile], folder: Path) -> dict[str, tuple[TrialState, Path]]:
     """Run the trial once with each profile, and return its last state and its record's path, by name.
 
     Jobs that have not ended once this returns, or raises, are cancelled.
@@ -160,7 +157,7 @@ def _run_jobs(
             sweep = _doctor_sweep(profile.slurm.max_ranks)
             sweeps.append((sweep, Results(folder / name).sweep_folder(sweep.name)))
             submit(sweep, profile, sweeps[-1][1], "missing")
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + PATIENCE_SECONDS
         for statuses in until_over(lambda: read_statuses(sweeps), POLL_SECONDS):
             states = Counter(status.trials[0].state for status in statuses)
             report_progress(", ".join(f"{count} {state}" for state, count in states.items()))

@@ -191,11 +191,14 @@ def _course(
     elif any(left_out.values()):
         status = "KILLED"
     now = _milliseconds(time.time())
+    started = min(record.started for record in records)
+    ended = max(record.ended for record in records)
+    points = [Point(metric, value, now) for metric, value in metrics.items()]
     return {
-        "started": _milliseconds(min(record.started for record in records)),
-        "ended": _milliseconds(max(record.ended for record in records)),
+        "started": _milliseconds(started),
+        "ended": _milliseconds(ended),
         "status": status,
-        "metrics": [Point(metric, value, now) for metric, value in metrics.items()],
+        "metrics": points,
     }
 
 
@@ -261,19 +264,22 @@ def params(cell: Cell) -> dict[str, str]:
     Options and data settings are prefixed, as in `options.dropout` and `data.source`.
     """
     workload = cell.workload
-    return _texts(
-        {
-            "workload": workload.label,
-            "uses": workload.uses,
-            **cell.levels,
-            "length": cell.length_text,
-            "evaluate": None if workload.is_script else f"every {cell.evaluate}",
-            "stop": None if cell.stop is None else str(cell.stop),
-            "warmup_steps": cell.warmup,
-            **{f"options.{name}": value for name, value in workload.options.items()},
-            **{f"data.{name}": value for name, value in workload.data.items()},
-        }
-    )
+    values: dict[str, Any] = {
+        "workload": workload.label,
+        "uses": workload.uses,
+        **cell.levels,
+        "length": cell.length_text,
+        "warmup_steps": cell.warmup,
+    }
+    if not workload.is_script:
+        values["evaluate"] = f"every {cell.evaluate}"
+    if cell.stop is not None:
+        values["stop"] = str(cell.stop)
+    for name, value in workload.options.items():
+        values[f"options.{name}"] = value
+    for name, value in workload.data.items():
+        values[f"data.{name}"] = value
+    return _texts(values)
 
 
 def curves(record: Record) -> list[Point]:

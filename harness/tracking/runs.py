@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,14 +242,15 @@ class SweepRuns:
         """Send metrics, params and tags, if there are any."""
         from mlflow.entities import Metric, Param, RunTag
 
-        if points or params or tags:
-            self.client.log_batch(
-                run.info.run_id,
-                [Metric(*point) for point in points],
-                [Param(name, text) for name, text in params.items()],
-                [RunTag(name, text) for name, text in tags.items()],
-                synchronous=True,
-            )
+        if not (points or params or tags):
+            return
+        self.client.log_batch(
+            run.info.run_id,
+            list(starmap(Metric, points)),
+            list(starmap(Param, params.items())),
+            list(starmap(RunTag, tags.items())),
+            synchronous=True,
+        )
 
     def _tags(self, contents: RunContents, parent: str | None) -> dict[str, str]:
         """Return a run's tags: those of its contents, and those by which it is found again."""

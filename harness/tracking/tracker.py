@@ -25,8 +25,8 @@ from harness.tracking.connect import TrackerDown, check_uri, connect, is_server,
 from harness.tracking.contents import cell_contents, sweep_contents, sweep_description
 from harness.tracking.pages import VIEW_TAG, experiment_tags, page
 from harness.tracking.runs import SweepRuns, note_tags
-from harness.view.html.report import render
 from harness.view.names import cell_names
+from harness.view.report import render
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

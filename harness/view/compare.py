@@ -14,11 +14,11 @@ from harness.analysis.compare import CellComparison, Match, setting_differences
 from harness.analysis.questions import same_bits
 from harness.analysis.result import CellResult
 from harness.statistics.attribution import Attribution
-from harness.statistics.estimate import FEWEST_SESSIONS, POWER
+from harness.statistics.estimate import FEWEST_SESSIONS
 from harness.statistics.verdict import ALPHA, MetricVerdict
 from harness.sweep.cell import axis_value
 from harness.view.sweep import effects_table, verdict_badge
-from harness.view.value import LARGEST_EFFECT, Kind, Styled, Value, effect_of, write
+from harness.view.value import Kind, Styled, Value, effect_of, write
 from harness.view.view import Table, View
 
 # Groups have wider intervals: trials without a partner of the same seed, or that were not measured in turn.
@@ -30,18 +30,17 @@ def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[s
 
     With several sides B, a column says which of them a row is about.
     """
-    numbers: dict[str, Kind] = dict.fromkeys(["A", "B", "pairs", "detectable"], "number")
-    columns = ["cell", "side", "metric", "A", "B", "B against A", "pairs", "verdict", "detectable"]
-    table = Table(columns, numbers, optional=["detectable"])
+    columns = ["cell", "side", "metric", "A", "B", "B against A", "pairs", "verdict"]
+    table = Table(columns, dict.fromkeys(["A", "B", "pairs"], "number"))
     for match in comparison.matches:
         label: str | None = _match_label(match)
-        side = match.b_side if len(b_names) > 1 else None
+        side = match.b_side if len(b_names) > 1 else ""
         for verdict in match.verdicts:
             table.add_row(label, side, *_row(verdict))
             label = side = ""  # only in the first row of a match
         # Nothing about it is uncertain, so that it has no verdict.
         bits = f"{same_bits(match.pairs)} of {len(match.pairs)}" if match.pairs else None
-        table.add_row("", side, "same bits", "", "", bits, "", "", "")
+        table.add_row("", side, "same bits", "", "", bits, "", "")
     sides: list[str | Styled] = [
         Styled("A ", "strong"),
         f"{a_name}   ",
@@ -49,23 +48,18 @@ def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[s
         ", ".join(b_names),
     ]
     lines: list[Value] = [f"other {difference}" for difference in comparison.differences]
-    lines += [Styled(f"missing {missing}", "open") for missing in comparison.missing]
+    for missing in comparison.missing:
+        lines.append(Styled(f"missing {missing}", "open"))
     lines += comparison.notes
-    lines += [
-        Styled(_legend(comparison), "quiet"),
-        Styled(_conclusion(comparison), "strong"),
-    ]
+    lines.append(Styled(_legend(comparison), "quiet"))
+    lines.append(Styled(_conclusion(comparison), "strong"))
+    code = comparison.exit_code
     result = {
-        "a": a_name,
-        "b": b_names,
-        "exit_code": comparison.exit_code,
-        "rules": comparison.rules,
-        "differences": comparison.differences,
-        "missing": comparison.missing,
-        "notes": comparison.notes,
+        "exit_code": code,
+        "lines": list(map(write, lines)),
         "rows": comparison_rows(comparison),
     }
-    return View(result=result, heading=[sides], tables=[table], lines=lines)
+    return View(result=result, heading=[sides], tables=[table], lines=lines, exit_code=code)
 
 
 def _match_label(match: Match) -> str:
@@ -73,8 +67,9 @@ def _match_label(match: Match) -> str:
     label = match.b.cell.label
     if match.a.cell.settings_id == match.b.cell.settings_id:
         return label
-    differences = setting_differences(match.a.cell, match.b.cell)
-    settings = [f"{name}={axis_value(value)}" for name, (value, _) in differences.items()]
+    settings = []
+    for name, (value, _) in setting_differences(match.a.cell, match.b.cell).items():
+        settings.append(f"{name}={axis_value(value)}")
     return f"{label} against {' '.join(settings)}"
 
 
@@ -89,18 +84,7 @@ def _row(verdict: MetricVerdict) -> list[Value]:
         effect_of(verdict),
         f"{estimate.count}{UNITS[estimate.unit]}",
         verdict_badge(verdict),
-        detectable_effect(verdict),
     ]
-
-
-def detectable_effect(verdict: MetricVerdict) -> str | None:
-    """Return the smallest effect that would have been detected: `1.2%`, `0.0034`."""
-    size = verdict.min_detectable_effect
-    if size is None:
-        return None
-    if not verdict.metric.relative:
-        return write(size, "metric")
-    return f">{LARGEST_EFFECT:,.0%}" if size > LARGEST_EFFECT else f"{size:.1%}"
 
 
 def _legend(comparison: CellComparison) -> str:
@@ -109,8 +93,7 @@ def _legend(comparison: CellComparison) -> str:
     return (
         f"a change: significant at {ALPHA:.0%} over all rows (Holm), and of at least"
         f" {rules.min_effect:.1%} of throughput or {rules.accuracy_margin:g} of the target metric; the"
-        " same: shown to be less; intervals are those of the tests; detectable: detected"
-        f" {POWER:.0%} of the time; speeds are geometric means"
+        " same: shown to be less; intervals are those of the tests; speeds are geometric means"
     )
 
 
@@ -180,13 +163,15 @@ def effects_view(attributions: Mapping[str, Attribution]) -> View:
 
     `attributions` are by the workload's label.
     """
-    tables = [effects_table(label, attribution) for label, attribution in attributions.items()]
+    tables = []
     lines: list[Value] = []
-    for attribution in attributions.values():
+    for label, attribution in attributions.items():
+        tables.append(effects_table(label, attribution))
         for term in attribution.unknown:
             lines.append(f"{' and '.join(term)}: can't be separated from the other axes")
     legend = (
         "of one axis: averaged over the values of the others; of two: how much more the first"
         f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm)"
     )
-    return View(result=attributions, tables=tables, lines=[*lines, Styled(legend, "quiet")])
+    lines.append(Styled(legend, "quiet"))
+    return View(result=attributions, tables=tables, lines=lines)

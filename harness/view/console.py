@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -83,7 +83,8 @@ class TerminalConsole(Console):
             self.print(Segments(segments), soft_wrap=True)
             return
         for line in Segment.split_lines(segments):
-            self.print("".join(segment.text for segment in line).rstrip(), soft_wrap=True)
+            text = "".join(segment.text for segment in line)
+            self.print(text.rstrip(), soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Print a view."""
@@ -97,46 +98,41 @@ class TerminalConsole(Console):
             self.say(f"next  {view.next}", wraps=False)
 
 
-def show(view: View, *, as_json: bool = False) -> None:
-    """Print a view, or its result as JSON."""
+def show(view: View, *, as_json: bool = False) -> int:
+    """Print a view, or its result as JSON; return the exit code of its command."""
     if as_json:
         print_json(view.result)
     else:
         TerminalConsole().show(view)
+    return view.exit_code
 
 
 def as_text(line: Value, kind: Kind = "text") -> Text:
     """Return a line or a field as Rich draws it, without characters that a terminal obeys."""
     text = Text()
     for piece in pieces(line, kind):
-        printable = [letter for letter in piece.text if letter.isprintable() or letter == "\n"]
-        text.append("".join(printable), style=STYLES[piece.look])
+        text.append("".join(filter(_is_printable, piece.text)), style=STYLES[piece.look])
     return text
 
 
-def as_rich(rows: Sequence[Sequence[Field]], *, is_live: bool = False) -> rich.table.Table:
-    """Return a table as Rich draws it: texts wrap where it is too wide, numbers at blanks only.
+def _is_printable(letter: str) -> bool:
+    """Return whether a character shows as itself, or begins a new line."""
+    return letter.isprintable() or letter == "\n"
 
-    Where it `is_live`, texts are cut off instead: each row has one line.
-    """
+
+def as_rich(rows: Sequence[Sequence[Field]]) -> rich.table.Table:
+    """Return a table as Rich draws it: texts wrap where it is too wide, numbers at blanks only."""
     drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for number, field in enumerate(rows[0] if rows else ()):
-        words = [word for row in rows for word in row[number].text.split()]
+    for column in zip(*rows, strict=True):
+        words = " ".join(field.text for field in column).split()
         drawn.add_column(
-            Text(field.column),
-            justify="right" if field.is_number else "left",
-            no_wrap=is_live and field.is_number,
-            min_width=0 if is_live else min(LONGEST_WORD, max(map(cell_len, words), default=0)),
+            Text(column[0].column),
+            justify="right" if column[0].is_number else "left",
+            min_width=min(LONGEST_WORD, max(map(cell_len, words), default=0)),
             overflow="fold",
         )
     for row in rows:
-        texts = []
-        for field in row:
-            text = as_text(field.value, field.kind)
-            if is_live:
-                text.no_wrap, text.overflow = True, "ellipsis"
-            texts.append(text)
-        drawn.add_row(*texts)
+        drawn.add_row(*(as_text(field.value, field.kind) for field in row))
     return drawn
 
 
@@ -158,19 +154,21 @@ def _jsonable(value: Any) -> Any:
     elif isinstance(value, Trial):
         value = {"id": value.id, "cell": value.cell, "seed": value.seed}
     elif is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-        names += [name for name in ANSWERS if hasattr(type(value), name)]
+        answers = [name for name in ANSWERS if hasattr(type(value), name)]
+        names = [*(field.name for field in fields(value)), *answers]
         value = {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return list(map(_jsonable, value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 @contextmanager
-def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
-    """Show a spinner on stderr and next to it what is being done; yield what writes it.
+def spinner(activity: str = "") -> Iterator[None]:
+    """Show a spinner on stderr and next to it what is being done.
 
     `activity` comes before each text. Redrawn rarely: this process may share the machine with what
     it measures.
@@ -183,4 +181,4 @@ def spinner(activity: str = "") -> Iterator[Callable[[str], None]]:
             status.update(as_text(f"{activity} {text}".strip()))
 
         with progress_shown_by(show_progress):
-            yield show_progress
+            yield

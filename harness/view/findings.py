@@ -20,7 +20,7 @@ from harness.statistics.verdict import ALPHA
 from harness.view.names import cell_names
 from harness.view.plan import QUIET_MACHINE
 from harness.view.run import is_contended
-from harness.view.value import FEWEST_VALUES, Look, Styled, effect_of, three_digits
+from harness.view.value import FEWEST_VALUES, Styled, effect_of, three_digits
 
 MAX_NAMES = 3  # cells that a sentence names; of more, only the number
 CHANGED_LOAD = 2.0  # how many times the lowest load of a block the highest one is, where it matters
@@ -43,7 +43,9 @@ def _fastest_sentence(result: SweepResult, workload: str, names: Mapping[str, st
     name = names[fastest.cell.id]
     speed = f"{three_digits(fastest.throughput.mean)} {fastest.throughput_unit}"
     if not others:
-        subject = name if name.startswith(f"{workload} ") else f"{workload}: {name}"
+        subject = f"{workload}: {name}"
+        if name.startswith(f"{workload} "):
+            subject = name
         return f"{subject} reaches {speed}; no other cell was measured."
     sentence = f"{workload}: fastest is {name} with {speed}"
     match = result.match_of(fastest.cell)
@@ -61,17 +63,20 @@ def _fastest_sentence(result: SweepResult, workload: str, names: Mapping[str, st
 
 def remarks(result: SweepResult, records: Sequence[Record]) -> list[Styled]:
     """Return what to know before believing a sweep's numbers, what matters most first."""
-    texts: list[tuple[Look, Iterator[str]]] = [
-        ("worse", _load_remarks(records)),
-        ("open", _status_remarks(records)),
-        ("open", _mixture_remarks(result.cells)),
-        ("open", _pairing_remarks(result)),
-        ("open", _unsettled_remarks(result, records)),
-        ("open", _script_remarks(records)),
-        ("open", _clock_remarks(records)),
-        ("quiet", _too_few_remarks(result.cells)),
+    found = [Styled(text, "worse") for text in _load_remarks(records)]
+    texts = [
+        *_status_remarks(records),
+        *_mixture_remarks(result.cells),
+        *_pairing_remarks(result),
+        *_unsettled_remarks(result, records),
+        *_script_remarks(records),
+        *_clock_remarks(records),
     ]
-    return [Styled(text, look) for look, of_kind in texts for text in of_kind]
+    for text in texts:
+        found.append(Styled(text, "open"))
+    for text in _too_few_remarks(result.cells):
+        found.append(Styled(text, "quiet"))
+    return found
 
 
 def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
@@ -84,13 +89,16 @@ def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
     for record in records:
         load = record.numbers.get("load_per_core")
         if record.status == "done" and load is not None:
-            trial = record.trial
-            block = f"seed {trial.seed}" + (f" repeat {trial.repeat}" if trial.repeat else "")
+            block = f"seed {record.trial.seed}"
+            if record.trial.repeat:
+                block += f" repeat {record.trial.repeat}"
             loads.setdefault(block, []).append(load)
-    means = sorted((sum(of_block) / len(of_block), block) for block, of_block in loads.items())
-    if not means:
+    if not loads:
         return
-    (low, lowest), (high, highest) = means[0], means[-1]
+    means = {block: sum(of_block) / len(of_block) for block, of_block in loads.items()}
+    by_load = sorted(means, key=means.__getitem__)
+    lowest, highest = by_load[0], by_load[-1]
+    low, high = means[lowest], means[highest]
     if high >= CHANGED_LOAD * low and high - low >= LEAST_CHANGE:
         yield (
             f"The load changed during the sweep: {low:.1f} per core at {lowest}, {high:.1f} at"
@@ -101,13 +109,16 @@ def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
 def _status_remarks(records: Sequence[Record]) -> Iterator[str]:
     """Say how many trials call for another run, and why they are invalid if others are to blame."""
     counts = Counter(record.status for record in records)
-    problems = [status for status in PROBLEMS if counts[status]]
-    if problems:
-        found = ", ".join(f"{counts[status]} {status}" for status in problems)
-        busy = ""
-        if any(map(is_contended, records)):
-            busy = f"; other programs used the cores: {QUIET_MACHINE}"
-        yield f"{found}, in no mean; run or submit the sweep again to mend them{busy}"
+    problems = []
+    for status in PROBLEMS:
+        if counts[status]:
+            problems.append(f"{counts[status]} {status}")
+    if not problems:
+        return
+    busy = ""
+    if any(map(is_contended, records)):
+        busy = f"; other programs used the cores: {QUIET_MACHINE}"
+    yield f"{', '.join(problems)}, in no mean; run or submit the sweep again to mend them{busy}"
 
 
 def _mixture_remarks(cells: Sequence[CellResult]) -> Iterator[str]:
@@ -137,16 +148,17 @@ def _pairing_remarks(result: SweepResult) -> Iterator[str]:
 def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterator[str]:
     """Say which trials never reached a steady state; of short ones that can't be told."""
     names = cell_names(result.all_cells, with_workload=True)
-    unsettled = []
+    unsettled = Counter[str]()  # trials by the name of their cell
     for record in records:
         summary = record.summary
         if summary is None or summary.window_steps < MIN_STEPS_TO_SETTLE:
             continue
         if summary.settled is False:
-            unsettled.append(names.get(record.trial.cell.id, record.trial.cell.label))
+            cell = record.trial.cell
+            unsettled[names.get(cell.id, cell.label)] += 1
     if unsettled:
-        cells = listed(list(dict.fromkeys(unsettled)), MAX_NAMES)
-        trials = counted(len(unsettled), "trial")
+        cells = listed(list(unsettled), MAX_NAMES)
+        trials = counted(unsettled.total(), "trial")
         yield f"{trials} never settled ({cells}); raise length or warmup"
 
 
@@ -157,17 +169,20 @@ def _script_remarks(records: Sequence[Record]) -> Iterator[str]:
         cell = trials[0].trial.cell
         if not cell.workload.is_script:
             continue
-        reports = [record.rank0 for record in trials if record.rank0 is not None]
-        seeds = {record.trial.seed for record in trials}
-        if len(seeds) > 1 and len({report.parameter_digest for report in reports}) == 1:
+        seeds, digests, steps = set(), set(), set()
+        for record in trials:
+            seeds.add(record.trial.seed)
+            if record.rank0 is not None:
+                digests.add(record.rank0.parameter_digest)
+                steps.add(record.rank0.steps_per_epoch)
+        if len(seeds) > 1 and len(digests) == 1:
             yield (
                 f"{cell.label}: all {len(seeds)} seeds computed the same bits: the script seeds"
                 " itself; hand it {seed}"
             )
-        steps = sorted({report.steps_per_epoch for report in reports})
         if len(steps) > 1:
             yield (
-                f"{cell.label}: its trials took {steps[0]} to {steps[-1]} steps; where they go on"
+                f"{cell.label}: its trials took {min(steps)} to {max(steps)} steps; where they go on"
                 " from files of an earlier one, hand it {folder} for what it writes"
             )
 
@@ -192,7 +207,8 @@ def _too_few_remarks(cells: Sequence[CellResult]) -> Iterator[str]:
 
     Cells of a single trial do not count: nobody misses their interval.
     """
-    counts = [mean.count for cell in cells for mean in (cell.throughput, cell.metric) if mean]
-    few = [count for count in counts if 1 < count < FEWEST_VALUES]
-    if few:
-        yield f"{counted(few[0], 'seed')}: too few for an interval; 5 seeds suffice"
+    for cell in cells:
+        for mean in (cell.throughput, cell.metric):
+            if mean is not None and 1 < mean.count < FEWEST_VALUES:
+                yield f"{counted(mean.count, 'seed')}: too few for an interval; 5 seeds suffice"
+                return

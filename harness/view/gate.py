@@ -19,6 +19,7 @@ from harness.view.value import Effect, Styled, Value, duration, styled
 from harness.view.view import Table, View
 
 SHORT_COMMIT = 7  # characters, as git abbreviates
+BITS = {True: "same", False: "differ", None: None}
 HEADINGS = {0: "passes", 1: "fails", 3: "is inconclusive"}  # by exit code
 
 
@@ -29,24 +30,30 @@ def gate_view(outcome: GateOutcome, name: str) -> View:
     """
     columns = ["cell", "before", "now", "change", "verdict", "bits", "measured"]
     table = Table(columns, {"before": "rate", "now": "rate"})
+    lines: list[Value] = []
     for cell in outcome.cells:
         paired = cell.measured
-        verdict = "failed" if paired.failure else paired.verdict
-        bits = {True: "same", False: "differ", None: None}[paired.same_bits]
-        rates = [paired.a_rate, paired.b_rate, _change(paired)]
-        cost = describe_cost(paired)
-        table.add_row(cell.cell.label, *rates, styled(verdict), bits, cost)
+        table.add_row(
+            cell.cell.label,
+            paired.a_rate,
+            paired.b_rate,
+            _change(paired),
+            styled("failed" if paired.failure else paired.verdict),
+            BITS[paired.same_bits],
+            describe_cost(paired),
+        )
+        note = _note(outcome, cell)
+        if note:
+            lines.append(f"{cell.cell.label}: {note}")
     heading = Styled(f"The gate of {name} {headline(outcome)}", "strong")
     revision = _revision_name(outcome)
-    notes = {cell.cell.label: _note(outcome, cell) for cell in outcome.cells}
-    lines: list[Value] = [f"{label}: {note}" for label, note in notes.items() if note]
     for label in outcome.lost:
-        hint = "; if that is meant: --accept-sweep-changes" * (label in outcome.refused_losses)
-        lines.append(f"{label}: the sweep of {revision} has it, and this one has not{hint}")
+        lines.append(f"{label}: the sweep of {revision} has it, and this one has not")
     for label in outcome.new:
         lines.append(f"{label}: not measured, because {revision} has no such cell")
     lines.append(Styled(_caption(outcome), "quiet"))
-    return View(result=outcome, heading=[heading], tables=[table], lines=lines)
+    code = outcome.exit_code
+    return View(result=outcome, heading=[heading], tables=[table], lines=lines, exit_code=code)
 
 
 def _note(outcome: GateOutcome, cell: CellOutcome) -> str:
@@ -91,19 +98,23 @@ def describe_cost(paired: PairedResult) -> str | None:
 
 def progress_line(outcome: CellOutcome) -> str:
     """Return a line about a cell that has been measured, for a log."""
-    parts = [describe_measurement(outcome.measured), describe_cost(outcome.measured)]
-    return f"{outcome.cell.label}: {'; '.join(filter(None, parts))}"
+    line = f"{outcome.cell.label}: {describe_measurement(outcome.measured)}"
+    cost = describe_cost(outcome.measured)
+    if cost is not None:
+        line += f"; {cost}"
+    return line
 
 
 def _caption(outcome: GateOutcome) -> str:
     """Return what the numbers are, and what they were measured on."""
-    units = " or ".join(sorted({cell.measured.unit for cell in outcome.cells})) or "samples/s"
+    units = {cell.measured.unit for cell in outcome.cells} or {"samples/s"}
+    rates = " or ".join(sorted(units))
     revision = f"{_revision_name(outcome)} ({outcome.commit[:SHORT_COMMIT]})"
     load = ""
     if outcome.load is not None:
         load = f" at a load of {outcome.load:.1f} on {os.cpu_count()} cores"
     return (
-        f"{units} of {revision} and of the working tree, measured in turn on {outcome.hardware}{load};"
+        f"{rates} of {revision} and of the working tree, measured in turn on {outcome.hardware}{load};"
         f" smallest change that matters: {outcome.options.min_effect:.1%};"
         f" intervals: {1 - ALPHA:.0%} for all cells together"
     )
@@ -112,27 +123,28 @@ def _caption(outcome: GateOutcome) -> str:
 def _revision_name(outcome: GateOutcome) -> str:
     """Return the revision as the user wrote it; a commit's id, as CI passes it, is abbreviated."""
     revision = outcome.options.revision
-    return outcome.commit[:SHORT_COMMIT] if outcome.commit.startswith(revision) else revision
+    if outcome.commit.startswith(revision):
+        return outcome.commit[:SHORT_COMMIT]
+    return revision
 
 
 def headline(outcome: GateOutcome) -> str:
     """Return the gate's verdict with its exit code's meaning: `fails: 1 of 2 cells`."""
-    heading = HEADINGS[outcome.exit_code]
-    if outcome.has_no_cells:
-        return f"{heading}: no cell was measured"
-    lost = len(outcome.refused_losses)
+    problems = []
+    cells = counted(len(outcome.cells), "cell")
     failed = sum(map(outcome.has_failed, outcome.cells))
     inconclusive = sum(map(outcome.is_inconclusive, outcome.cells))
-    problems = []
     if not outcome.exit_code:
         problems.append(f"nothing is slower than {_revision_name(outcome)}")
-    if lost:
-        problems.append(f"the sweep lost or changed {counted(lost, 'cell')}")
+    if not outcome.cells:
+        problems.append("no cell was measured")
+    if outcome.lost:
+        problems.append(f"the sweep lost or changed {counted(len(outcome.lost), 'cell')}")
     if failed:
-        problems.append(f"{failed} of {counted(len(outcome.cells), 'cell')} failed")
+        problems.append(f"{failed} of {cells} failed")
     if inconclusive:
-        problems.append(f"{inconclusive} of {counted(len(outcome.cells), 'cell')} inconclusive")
-    return f"{heading}: {'; '.join(problems)}"
+        problems.append(f"{inconclusive} of {cells} inconclusive")
+    return f"{HEADINGS[outcome.exit_code]}: {'; '.join(problems)}"
 
 
 def step_line(step: Step) -> list[str | Styled]:
@@ -150,7 +162,9 @@ def _describe(finding: Finding) -> str:
         losses = "the same losses" if finding.mark == "good" else "other losses"
         return f"{losses} within {finding.steps} steps"
     text = f"{describe_measurement(finding.measured)}, {describe_cost(finding.measured)}"
-    return text if finding.is_certain else f"{text}: the likelier is {finding.mark}"
+    if not finding.is_certain:
+        text += f": the likelier is {finding.mark}"
+    return text
 
 
 def bisect_view(outcome: BisectOutcome) -> View:
@@ -158,44 +172,49 @@ def bisect_view(outcome: BisectOutcome) -> View:
 
     The last line says how many commits were measured, against which, and with what result.
     """
-    marks = Counter(step.finding.mark for step in outcome.steps)
-    counts = ", ".join(f"{count} {mark}" for mark, count in marks.items())
-    last_line = f"{outcome.cell.label}; each commit against {outcome.options.good}: {counts}"
+    marks = Counter[str](step.finding.mark for step in outcome.steps)
+    last_line = (
+        f"{outcome.cell.label}; each commit against {outcome.options.good}: {_counts(marks)}"
+    )
     # Only a single suspect is measured against its parent.
     if outcome.against_parent is None:
-        suspects = [f"  {suspect.short} {suspect.subject}" for suspect in outcome.suspects]
-        heading = f"The first bad commit is one of these {len(suspects)}:"
-        return View(result=outcome, lines=[heading, *suspects, last_line])
-    (commit,) = outcome.suspects
-    against_parent = f"against its parent: {_describe(outcome.against_parent)}"
-    # Where it is not bad against its parent, several commits may have made the cell slower, each by
-    # too little to be certain.
-    if outcome.exit_code:
-        against_parent += "; so it is not certain that this is the commit"
-    heading = f"{commit.id} is the first bad commit"
-    about = f"    {commit.subject} ({commit.author}, {commit.date})"
-    return View(result=outcome, lines=[heading, about, against_parent, last_line])
+        lines = [f"The first bad commit is one of these {len(outcome.suspects)}:"]
+        for suspect in outcome.suspects:
+            lines.append(f"  {suspect.short} {suspect.subject}")
+    else:
+        (commit,) = outcome.suspects
+        lines = [
+            f"{commit.id} is the first bad commit",
+            f"    {commit.subject} ({commit.author}, {commit.date})",
+            f"against its parent: {_describe(outcome.against_parent)}",
+        ]
+        # Where it is not bad against its parent, several commits may have made the cell slower, each by
+        # too little to be certain.
+        if outcome.exit_code:
+            lines[-1] += "; so it is not certain that this is the commit"
+    return View(result=outcome, lines=[*lines, last_line], exit_code=outcome.exit_code)
+
+
+def _counts(words: Counter[str]) -> str:
+    """Return how often each word was found: `3 good, 1 bad`."""
+    return ", ".join(f"{count} {word}" for word, count in words.most_common())
 
 
 def certificate_view(certificate: Certificate, path: Path) -> View:
     """Return what was measured, and what it says of this machine; `path` is that of the certificate."""
     settings = certificate.settings
-    verdicts = Counter(comparison.verdict for comparison in certificate.comparisons)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-    count = len(certificate.comparisons)
+    verdicts = Counter[str](comparison.verdict for comparison in certificate.comparisons)
     low, high = certificate.false_alarm_interval
-    conclusion = "a gate on this machine can be trusted, as far as so many comparisons tell"
+    conclusion = Styled("a gate on this machine can be trusted, as far as that tells", "better")
     if not certificate.holds:
-        conclusion = "a gate on this machine can't be trusted"
+        conclusion = Styled("a gate on this machine can't be trusted", "worse")
     lines: list[Value] = [
-        f"{settings.label} against itself on {certificate.key}: {counts}",
+        f"{settings.label} against itself on {certificate.key}: {_counts(verdicts)}",
         f"at most {settings.seconds:g} s each; smallest change that matters: {settings.min_effect:.1%};"
         f" noise floor: {certificate.noise_floor:.1%}",
         Styled(str(path), "quiet"),
-        Styled(
-            f"{certificate.false_alarms} of {count} false alarms ({low:.1%} to {high:.1%},"
-            f" {MAX_FALSE_ALARMS:.0%} are allowed): {conclusion}",
-            "better" if certificate.holds else "worse",
-        ),
+        f"{certificate.false_alarms} of {len(certificate.comparisons)} false alarms"
+        f" ({low:.1%} to {high:.1%}, {MAX_FALSE_ALARMS:.0%} are allowed)",
+        conclusion,
     ]
-    return View(result=certificate, lines=lines)
+    return View(result=certificate, lines=lines, exit_code=int(not certificate.holds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.core.paths import TrialFolder
 from harness.core.text import counted
@@ -11,7 +12,7 @@ from harness.hardware.machine import Machine, Timing
 from harness.preflight.rates import CellRates
 from harness.preflight.report import WorkloadReport
 from harness.slurm.doctor import Check
-from harness.view.value import Kind, Styled, Value, byte_size
+from harness.view.value import Kind, Styled, Value, byte_size, write
 from harness.view.view import Table, View
 
 MARKS = {
@@ -30,20 +31,25 @@ def doctor_view(cluster: str, checks: Sequence[Check]) -> View:
     table = Table(["", "check", "found"])
     for check in checks:
         table.add_row(MARKS["passed" if check.passed else "problem"], check.name, check.detail)
-    passed = all(check.passed for check in checks)
+    passed = all(check.passed for check in checks)  # one that was not made has not passed
     result = {"cluster": cluster, "passed": passed, "checks": checks}
-    return View(result=result, tables=[table])
+    return View(result=result, tables=[table], exit_code=int(not passed))
 
 
-def peaks_view(machine: Machine) -> View:
-    """Return what was measured: the rates of the best and of the worst repeat of each call."""
+def peaks_view(machine: Machine, path: Path) -> View:
+    """Return what was measured: the rates of the best and of the worst repeat of each call.
+
+    `path` is that of the record.
+    """
     table = Table(["measured", "best", "worst", ""], {"best": "number", "worst": "number"})
     for timing in machine.timings:
         unit = "GFLOP/s" if timing.call == "matmul" else "GB/s"
-        rates = [timing.work / 1e9 / end(timing.seconds) for end in (min, max)]
-        table.add_row(_call_name(timing), *rates, unit)
+        best = timing.work / 1e9 / min(timing.seconds)
+        worst = timing.work / 1e9 / max(timing.seconds)
+        table.add_row(_call_name(timing), best, worst, unit)
     title = f"{machine.key} · torch {machine.software.torch}"
-    return View(result=machine, heading=[Styled(title, "strong")], tables=[table])
+    lines = [f"record: {path}", "harness show compares cells with these peaks"]
+    return View(result=machine, heading=[Styled(title, "strong")], tables=[table], lines=lines)
 
 
 def _call_name(timing: Timing) -> str:
@@ -58,17 +64,20 @@ def _call_name(timing: Timing) -> str:
 def checks_view(reports: Sequence[WorkloadReport]) -> View:
     """Return all checks of each workload with their advice, and how many mistakes there are."""
     tables = []
+    problems = 0
     for report in reports:
         table = Table(["", report.label, "found"])
         for finding in report.findings:
-            advice = f"\n→ {finding.advice}" if finding.advice else ""
-            table.add_row(MARKS[finding.status], finding.check, f"{finding.measured}{advice}")
+            measured = finding.measured
+            if finding.advice:
+                measured += f"\n→ {finding.advice}"
+            table.add_row(MARKS[finding.status], finding.check, measured)
         tables.append(table)
-    problems = sum(len(report.problems) for report in reports)
+        problems += len(report.problems)
     total = Styled("No mistake found.", "better")
     if problems:
         total = Styled(f"{counted(problems, 'mistake')} found.", "failed")
-    return View(result=reports, tables=tables, lines=[total])
+    return View(result=reports, tables=tables, lines=[total], exit_code=int(problems > 0))
 
 
 def rates_view(cells: Sequence[CellRates]) -> View:
@@ -84,25 +93,21 @@ def rates_view(cells: Sequence[CellRates]) -> View:
 
 
 def export_view(export: TrialExport, folder: TrialFolder) -> View:
-    """Return the models in a trial's folder and their latencies."""
-    numbers: dict[str, Kind] = dict.fromkeys(["samples", "difference", "allowed"], "number")
-    numbers |= {"size": "bytes", "eager": "metric", "exported": "metric"}
-    columns = ["format", "size", "samples", "eager", "exported", "difference", "allowed"]
-    models = Table(columns, numbers)
-    columns = ["format", "batch", "threads", "p50 ms", "p95 ms", "calls"]
-    latencies = Table(columns, dict.fromkeys(columns[1:], "number"))
+    """Return the models in a trial's folder, how far they are from eager mode, and their latencies."""
+    columns = ["format", "size", "difference", "allowed", "batch", "p50 ms", "p95 ms"]
+    kinds: dict[str, Kind] = {**dict.fromkeys(columns[2:], "number"), "size": "bytes"}
+    table = Table(columns, kinds)
     lines = []
     for model in export.models:
-        parity = model.parity
-        metrics = [of.get(export.target) for of in (parity.metrics, parity.exported_metrics)]
-        bounds = [parity.largest_difference, parity.tolerance]
-        models.add_row(model.format, model.bytes, parity.samples, *metrics, *bounds)
+        parity = [model.parity.largest_difference, model.parity.tolerance]
         for latency in model.latencies:
-            times = [latency.p50_ms, latency.p95_ms]
-            latencies.add_row(
-                model.format, latency.batch_size, model.threads, *times, latency.calls
-            )
+            times = [latency.batch_size, latency.p50_ms, latency.p95_ms]
+            table.add_row(model.format, model.bytes, *parity, *times)
         path = folder.exported_model(model.format)
-        lines.append(f"{model.format}: {path}, inputs {', '.join(model.inputs)}")
+        metric = model.parity.exported_metrics.get(export.target)
+        lines.append(
+            f"{model.format}: {path}, inputs {', '.join(model.inputs)}; {export.target}"
+            f" {write(metric, 'metric')} over {model.parity.samples:,} samples"
+        )
     heading: list[str | Styled] = [Styled(export.trial, "strong"), f" step {export.step}"]
-    return View(result=export, heading=[heading], tables=[models, latencies], lines=lines)
+    return View(result=export, heading=[heading], tables=[table], lines=lines)

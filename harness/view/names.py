@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.cells import naming_axes
-from harness.sweep.axes import AXES, DEFAULTS
+from harness.sweep.axes import DEFAULTS
 from harness.sweep.cell import LABEL_AXES, Cell, axis_value, short_axis
 
 MOST_NAMED = 4  # axes of which a cell's name has all values
@@ -27,16 +27,6 @@ def axis_level(axis: str, value: Any) -> str:
 def axis_levels(levels: Mapping[str, Any]) -> str:
     """Return levels of axes as short as they are clear: `bf16 with num_workers=2`."""
     return " with ".join(axis_level(axis, value) for axis, value in levels.items())
-
-
-def changed_axes(axes: Mapping[str, Any]) -> str:
-    """Return the axes that differ from their defaults: `strategy=ddp world_size=2`."""
-    changed = []
-    for name, value in axes.items():
-        default = DEFAULTS.get(name, value) if name in AXES else None
-        if value != default:
-            changed.append(f"{name}={axis_value(value)}")
-    return " ".join(changed) or "all defaults"
 
 
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
@@ -65,13 +55,17 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
     names = {}
     for workload, of_workload in by_workload.items():
         axes = naming_axes(list(of_workload.values()))
-        prefix = f"{workload} " if with_workload and len(by_workload) > 1 else ""
+        prefix = ""
+        if with_workload and len(by_workload) > 1:
+            prefix = f"{workload} "
         short = {id_: cell_name(cell, axes) for id_, cell in of_workload.items()}
         counts = Counter(short.values())
         for id_, name in short.items():
             if counts[name] > 1:
                 name = f"{name} {id_}"
-            names[id_] = f"{prefix}{name}".strip() if name else of_workload[id_].label
+            names[id_] = of_workload[id_].label
+            if name:
+                names[id_] = f"{prefix}{name}".strip()
     return names
 
 

@@ -13,7 +13,9 @@ from harness.view.view import Table, View
 
 def parity_view(parity: SweepParity) -> View:
     """Return a table for each reference, with the cells that were compared with it."""
-    steps = ", ".join(map(str, parity.references[0].steps)) if parity.references else ""
+    steps = ""
+    if parity.references:
+        steps = ", ".join(map(str, parity.references[0].steps))
     rules = (
         "rounding: no tensor's error against a run in fp64 is more than 2 times the reference's (3 times"
         f" below 1,000 elements), after steps {steps}; equivalent: over seeds, the target metrics differ"

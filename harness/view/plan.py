@@ -1,62 +1,86 @@
-"""Shows `harness plan` and `harness submit`: the cells and trials of a sweep, and the jobs that run them."""
+"""Shows what can be run: `harness axes` and `workloads`; and what will: `harness plan` and `submit`.
+
+What a sweep can vary comes from the declarations in `harness.sweep.axes` and from the classes of options and
+data that workloads declare, which sweep files are checked by: a new one needs no change here.
+"""
 
 from __future__ import annotations
 
+import json
+import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from msgspec import Meta
 
 from harness.analysis.cells import varying_axes
 from harness.core.text import counted
-from harness.sweep.cell import Trial, axis_value
+from harness.sweep.axes import AXIS_TYPES, DEFAULTS, HELP
+from harness.sweep.cell import SOURCE, Trial, axis_value
+from harness.sweep.environment import ALLOWED_VALUES, PREFIX
 from harness.sweep.matrix import CONFLICT
 from harness.sweep.sweep import Sweep
-from harness.view.names import changed_axes
 from harness.view.value import Kind, Styled, Value, duration
 from harness.view.view import Table, View
+from workloads.catalog import Declaration
 
 if TYPE_CHECKING:
     from harness.slurm.submit import PreparedSubmission
 
 MOST_ROWS = 200  # cells that are listed
 QUIET_MACHINE = "wait, or run with --tolerate-load (in a profile, validity.contention: null)"
+PLAIN_TYPES = {
+    bool: "false, true",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
 
 
-def plan_view(sweep: Sweep, estimates: Mapping[str, float], *, in_full: bool) -> View:
+def plan_view(sweep: Sweep, estimates: Mapping[str, float]) -> View:
     """Return the plan of a sweep: cells, trials and duration, and what is left out and why.
 
-    Rules of the sweep that match no cell are named too, because they may be misspelled. Unless `in_full`,
-    the first MOST_ROWS cells are listed, and points that are left out are counted by their reason.
-    `estimates` are the seconds that a trial takes, by the id of its cell.
+    Rules of the sweep that match no cell are named too, because they may be misspelled. The first
+    MOST_ROWS cells are listed, and points that are left out are counted by their reason. `estimates` are
+    the seconds that a trial takes, by the id of its cell.
     """
-    lines: list[Value] = []
-    cells = sweep.cells if in_full else sweep.cells[:MOST_ROWS]
-    if len(cells) < len(sweep.cells):
-        lines.append(f"and {len(sweep.cells) - len(cells):,} more cells; --all lists them")
-    # Workloads may have their own seeds.
-    trial_count = sum(len(sweep.seeds_of(cell)) for cell in sweep.cells) * sweep.repeats
-    seeds = ", ".join(map(str, sweep.all_seeds))
-    counts = (
-        f"{counted(len(sweep.cells), 'cell')}, seeds {seeds}, {counted(sweep.repeats, 'repeat')}"
-    )
-    lines.append(f"{counts}: {counted(trial_count, 'trial')}")
-    # Only the duration needs the trials, of which there may be a hundred thousand.
-    lines.append(describe_duration(sweep.trials() if estimates else [], estimates))
-    left_out: Counter[str] = Counter()
-    for point in sweep.excluded:
-        name = f"{point.workload} {changed_axes(dict(point.axes))} " if in_full else ""
-        left_out[f"left out by {point.rule}: {name}({point.reason})"] += 1
-    for text, count in left_out.most_common():
-        lines.append(f"{text}: {count:,}" if count > 1 else text)
-    lines += [Styled(f"{rule} matches no cell", "open") for rule in sweep.unused_rules]
     axes = varying_axes(sweep.cells)
     columns = ["cell", "workload", *axes, "length", "estimate"]
     table = Table(columns, {"estimate": "duration"}, optional=["workload"])
-    for cell in cells:
+    for cell in sweep.cells[:MOST_ROWS]:
         levels = [axis_value(cell.level(axis)) for axis in axes]
         estimate = estimates.get(cell.id)
         table.add_row(cell.id, cell.workload.label, *levels, cell.length_text, estimate)
+    lines: list[Value] = []
+    further = len(sweep.cells) - MOST_ROWS
+    if further > 0:
+        lines.append(f"and {further:,} more cells; --json lists them")
+    trial_count = sum(map(sweep.count_trials, sweep.cells))
+    cells = counted(len(sweep.cells), "cell")
+    seeds = ", ".join(map(str, sweep.all_seeds))
+    repeats = counted(sweep.repeats, "repeat")
+    lines.append(f"{cells}, seeds {seeds}, {repeats}: {counted(trial_count, 'trial')}")
+    # Only the duration needs the trials, of which there may be a hundred thousand.
+    lines.append(describe_duration(sweep.trials() if estimates else [], estimates))
+    left_out = Counter((point.rule, point.reason) for point in sweep.excluded)
+    for (rule, reason), count in left_out.most_common():
+        lines.append(f"left out by {rule}: {reason}: {count:,}")
+    for rule in sweep.unused_rules:
+        lines.append(Styled(f"{rule} matches no cell", "open"))
     return View(heading=[Styled(sweep.name, "strong")], tables=[table], lines=lines)
 
 
@@ -97,19 +121,23 @@ def describe_duration(trials: Sequence[Trial], estimates: Mapping[str, float]) -
     """
     if not estimates:
         return "time: unknown, no cell has a record yet"
-    seconds = sum(estimates.get(trial.cell.id, 0.0) for trial in trials)
-    unknown = {trial.cell.id for trial in trials} - estimates.keys()
-    more = f" and {counted(len(unknown), 'cell')} without records" if unknown else ""
+    seconds = 0.0
+    unknown = set()
+    for trial in trials:
+        seconds += estimates.get(trial.cell.id, 0.0)
+        if trial.cell.id not in estimates:
+            unknown.add(trial.cell.id)
+    more = ""
+    if unknown:
+        more = f" and {counted(len(unknown), 'cell')} without records"
     return f"time: {duration(seconds)}{more}, by earlier records"
 
 
-def busy_line(load: float, cores: int) -> str:
-    """Return what to do about a machine whose cores other programs want; `load` is how many they want."""
-    return f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"
+def submission_view(prepared: PreparedSubmission, command: str = "") -> View:
+    """Return how many trials are submitted, how many are not and why, the remarks, and a row an array.
 
-
-def submission_view(prepared: PreparedSubmission) -> View:
-    """Return how many trials are submitted, how many are not and why, the remarks, and a row an array."""
+    `command` follows the jobs.
+    """
     submission = prepared.submission
     counts = f": {counted(len(submission.trial_ids), 'trial')}"
     if prepared.finished_trials:
@@ -117,12 +145,99 @@ def submission_view(prepared: PreparedSubmission) -> View:
     if prepared.live_trials:
         counts += f"; {prepared.live_trials} are in the queue already"
     heading: list[Value] = [[Styled(submission.sweep.name, "strong"), counts]]
-    heading += conflict_lines(submission.sweep)
-    heading += [Styled(remark, "open") for remark in prepared.remarks]
+    for remark in prepared.remarks:
+        heading.append(Styled(remark, "open"))
     numbers: dict[str, Kind] = dict.fromkeys(["jobs", "nodes", "trials"], "count")
     table = Table(["job", "jobs", "nodes", "ranks a node", "trials"], numbers)
     for number, array in enumerate(submission.arrays):
-        trials = sum(map(len, array.trial_ids))
-        ranks = str(array.ranks_per_node)
-        table.add_row(submission.job_name(number), len(array.trial_ids), array.nodes, ranks, trials)
-    return View(heading=heading, tables=[table])
+        table.add_row(
+            submission.job_name(number),
+            len(array.trial_ids),
+            array.nodes,
+            str(array.ranks_per_node),
+            sum(map(len, array.trial_ids)),
+        )
+    return View(heading=heading, tables=[table], next=command if submission.arrays else "")
+
+
+def axes_view() -> View:
+    """Return each axis with its values, its default, its effect and its requirements."""
+    table = Table(["axis", "values"])
+    for axis, kind in AXIS_TYPES.items():
+        default = ""
+        if axis in DEFAULTS:
+            default = f"  default {axis_value(DEFAULTS[axis])}"
+        table.add_row(axis, [_describe_type(kind), Styled(default, "quiet"), f"\n{HELP[axis]}"])
+    # Axes whose names are not the harness's own.
+    table.add_row(f"{PREFIX}NAME", f"{ALLOWED_VALUES}\nan environment variable of the ranks")
+    table.add_row("options.NAME, data.NAME", "an option or data setting: see harness workloads")
+    return View(tables=[table])
+
+
+def _describe_type(kind: Any) -> str:
+    """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for bounds in arguments[1:]:
+            if isinstance(bounds, Meta) and bounds.ge is not None:
+                if bounds.le is None:
+                    return f"{bounds.ge:.12g}, …"
+                return f"{bounds.ge:.12g} to {bounds.le:.12g}"
+        return _describe_type(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_describe_type, arguments))
+    if origin is Literal:
+        return ", ".join(map(axis_value, arguments))
+    if origin in (tuple, list) and arguments:
+        return f"a list of {_describe_type(arguments[0])}"
+    return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def workloads_view(workloads: Mapping[str, Declaration]) -> View:
+    """Return a row for each workload."""
+    columns = ["workload", "batch_size", "options", "data sources"]
+    table = Table(columns, {"batch_size": "count"})
+    for name, declaration in workloads.items():
+        options = [field.name for field in fields(declaration.options)]
+        sources = ", ".join(_sources(declaration))
+        table.add_row(name, declaration.batch_size, ", ".join(options), sources)
+    more = "harness workloads NAME, or file.py:Class, shows what each setting allows"
+    return View(tables=[table], lines=[more])
+
+
+def workload_view(name: str, declaration: Declaration) -> View:
+    """Return one workload with all its settings, named as the axes that they may be."""
+    table = Table(["setting", "allowed"])
+    _add_settings(table, "options", declaration.options)
+    for source, settings in _sources(declaration).items():
+        if source:
+            table.add_row(f"data.{SOURCE}", source)
+        _add_settings(table, "data", settings)
+    heading = f"{name}  {declaration.path}, batch_size {declaration.batch_size}"
+    return View(heading=[heading], tables=[table])
+
+
+def _sources(declaration: Declaration) -> dict[str, Any]:
+    """Return the Settings classes of a workload's data by their source, `""` for data without."""
+    members = list(filter(is_dataclass, get_args(declaration.data)))
+    sources = {}
+    for kind in members or [declaration.data]:
+        sources[str(getattr(kind, SOURCE, ""))] = kind
+    return sources
+
+
+def _add_settings(table: Table, section: str, kind: Any) -> None:
+    """Add a row for each field of a Settings class: what it allows, and its default."""
+    hints = get_type_hints(kind, include_extras=True)
+    for declared in fields(kind):
+        if declared.name == SOURCE:
+            continue
+        default = declared.default
+        if declared.default_factory is not MISSING:
+            default = declared.default_factory()
+        text = "  required"
+        if default is not MISSING:
+            shown = json.loads(json.dumps(default, default=str))
+            text = f"  default {axis_value(shown) or repr('')}"
+        allowed: Value = [_describe_type(hints[declared.name]), Styled(text, "quiet")]
+        table.add_row(f"{section}.{declared.name}", allowed)

@@ -5,7 +5,8 @@ What they come to is shown by `harness.view.sweep`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from rich.progress import (
@@ -17,15 +18,17 @@ from rich.progress import (
 )
 
 from harness.core.errors import one_line
-from harness.core.paths import Results, TrialFolder
+from harness.core.paths import TrialFolder
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
+from harness.measure.host import load_of_others
 from harness.records.record import Record
 from harness.records.store import RecordedSweep
 from harness.sweep.cell import Trial
+from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
 from harness.view.console import TerminalConsole
-from harness.view.plan import QUIET_MACHINE, conflict_lines
+from harness.view.plan import QUIET_MACHINE, conflict_lines, describe_duration
 from harness.view.value import Styled, duration, three_digits
 
 STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
@@ -34,14 +37,24 @@ STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from whic
 class RunView(TrialListener):
     """Shows a running sweep: a progress bar, and a line for each trial that has ended."""
 
-    def __init__(self, sweep: Sweep, results: Results, console: TerminalConsole) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        console: TerminalConsole,
+        estimates: Mapping[str, float] | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        """Show a sweep; with `estimates` how long it will take, by the seconds of a trial of each cell.
+
+        With its `profile`, also whether other programs disturb the trials.
+        """
         self.sweep = sweep
-        self.results = results
         self.console = console
+        self.estimates = estimates
+        self.profile = profile
         self.planned_count = 0  # trials to run
         self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
         self.has_advised = False  # what to do about other programs
-        self.shares_done: dict[str, float] = {}  # of each running trial, from 0 to 1
         columns = (
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -69,42 +82,35 @@ class RunView(TrialListener):
         is_first = self.progress.tasks[0].total is None
         self.planned_count += len(pending)
         self.progress.update(self.bar, total=self.planned_count)
-        counts = f": {counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
+        text = f": {counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
         if finished:
-            counts += f", {len(finished)} already there"
-        name = Styled(self.sweep.name, "strong")
-        self.console.say([name, f"{counts}{self.describe_time(pending)}"])
-        if is_first:  # not again for further repeats
-            for line in conflict_lines(self.sweep.whole()):
-                self.console.say(line)
-            for line in self.machine_lines(pending):
-                self.console.say(Styled(line, "open"))
-
-    def describe_time(self, pending: Sequence[Trial]) -> str:
-        """Return the end of the first line: how long the trials will take, if that is known."""
-        return ""
-
-    def machine_lines(self, pending: Sequence[Trial]) -> list[str]:
-        """Return what to know of the machine before the trials run on it."""
-        return []
+            text += f", {len(finished)} already there"
+        if pending and self.estimates is not None:
+            text += f"; {describe_duration(pending, self.estimates)}"
+        self.console.say([Styled(self.sweep.name, "strong"), text])
+        if not is_first:  # not again for further repeats
+            return
+        for line in conflict_lines(self.sweep.whole()):
+            self.console.say(line)
+        if pending and self.profile is not None and self.profile.validity.contention is not None:
+            for line in busy_lines(pending):
+                self.on_message(line)
 
     def on_trial_start(self, trial: Trial) -> None:
-        """Name the trial next to the bar, or say how many run side by side."""
-        self.shares_done[trial.id] = 0.0
+        """Name the trial next to the bar."""
         self._show_news(trial, "starting")
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        """Show the step, the throughput and the loss that rank 0 has reported, and the time left.
+        """Show the step, the throughput and the loss that rank 0 has reported.
 
         `progress` is the last report. It is empty before the first, and has no rate before steps
         were timed.
         """
         if not progress:
             return
-        news, steps = f"step {progress['step']}", progress["steps"]
-        if steps is not None:
-            news += f"/{steps}"
-            self.shares_done[trial.id] = progress["step"] / max(1, steps)
+        news = f"step {progress['step']}"
+        if progress["steps"] is not None:
+            news += f"/{progress['steps']}"
         if "rate" in progress:
             news += f" · {progress['rate']:,.0f} {trial.cell.throughput_unit}"
         if progress.get("loss") is not None:  # a script may report none
@@ -113,13 +119,8 @@ class RunView(TrialListener):
 
     def _show_news(self, trial: Trial, news: str) -> None:
         """Show the trial that was heard of last."""
-        label = one_line(trial.cell.label)
-        if len(self.shares_done) > 1:
-            label = f"{len(self.shares_done)} trials side by side: {label}"
-        # A trial that runs again counts already.
-        shares = [share for id_, share in self.shares_done.items() if id_ not in self.numbers]
-        done = len(self.numbers) + sum(shares)
-        self.progress.update(self.bar, completed=done, description=f"{label}: {news}")
+        description = f"{one_line(trial.cell.label)}: {news}"
+        self.progress.update(self.bar, description=description)
 
     def on_trial_end(self, record: Record, folder: TrialFolder) -> None:
         """Print the trial's line, and once what to do where other programs make trials invalid.
@@ -128,7 +129,6 @@ class RunView(TrialListener):
         """
         number = self.numbers.setdefault(record.trial.id, len(self.numbers) + 1)
         self.progress.update(self.bar, completed=len(self.numbers))
-        self.shares_done.pop(record.trial.id, None)
         self.console.say(trial_line(record, folder, number, self.planned_count), wraps=False)
         if not self.has_advised and is_contended(record):
             self.has_advised = True
@@ -160,6 +160,17 @@ def left_out_lines(recorded: RecordedSweep) -> list[str]:
     return lines
 
 
+def busy_lines(pending: Sequence[Trial]) -> list[str]:
+    """Return what to do about a machine whose cores other programs want, nothing about another one."""
+    cores = os.cpu_count() or 1
+    wanted = max(trial.cell.axes.world_size for trial in pending)
+    load = load_of_others()
+    # One more core than they lack: this command's own processes count too.
+    if load is None or load <= max(0, cores - wanted) + 1:
+        return []
+    return [f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"]
+
+
 def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> list[str | Styled]:
     """Return a finished trial's line: its numbers, or its error with rank, node and log.
 
@@ -172,16 +183,23 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
         f" {record.trial.cell.label} seed {record.trial.seed}: ",
     ]
     summary = record.summary
-    if record.failure is not None or summary is None:
-        log_path = folder.path / (record.failure.log or "" if record.failure else "")
-        error = Styled(str(record.failure), "failed")
-        return [Styled("✗", "failed"), *heading, error, f"\n    log: {log_path}"]
+    failure = record.failure
+    if failure is not None or summary is None:
+        log = ""
+        if failure is not None:
+            log = failure.log or ""
+        error = Styled(str(failure), "failed")
+        return [Styled("✗", "failed"), *heading, error, f"\n    log: {folder.path / log}"]
     numbers = "speed not measured"
     if summary.throughput is not None:
         numbers = f"{three_digits(summary.throughput)} {summary.throughput_unit}"
     if summary.final_metric is not None and record.rank0 is not None:
         numbers += f", {record.rank0.target.name} {summary.final_metric:.4f}"
-    notes = [*record.violations, *filter(None, [stop_note(record)]), *checkpoint_notes(record)]
+    notes = [*record.violations]
+    stop = stop_note(record)
+    if stop is not None:
+        notes.append(stop)
+    notes += checkpoint_notes(record)
     notes += record.notes
     slowest = summary.slowest
     if slowest and slowest.skew > STRAGGLER_SKEW:
@@ -189,8 +207,9 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
             f"straggler: the other ranks wait {slowest.skew:.0%} of their time for"
             f" rank {slowest.rank} on {slowest.host}"
         )
-    seconds = f" ({duration(record.ended - record.started)})"
-    details = Styled("".join([seconds, *(f"\n    {note}" for note in notes)]), "quiet")
+    details = Styled(
+        "\n    ".join([f" ({duration(record.ended - record.started)})", *notes]), "quiet"
+    )
     if record.violations:
         return [Styled("!", "invalid"), *heading, Styled("invalid: ", "invalid"), numbers, details]
     return [Styled("✓", "better"), *heading, numbers, details]
@@ -220,15 +239,13 @@ def stop_note(record: Record) -> str | None:
     report = record.rank0
     if report is None or report.stop is None or report.best_evaluation is None:
         return None
-    stop, best = report.stop, report.best_evaluation
+    stop = report.stop
     reason = f"stopped by {stop.reason} of {stop.metric.name}"
     if stop.reason == "length":
         reason = "trained for its whole length"
     epochs = three_digits(stop.step / report.steps_per_epoch)
-    note = f"{reason}: {epochs} epochs (step {stop.step})"
-    if stop.reason != "goal":
-        note += f", best {stop.metric.name} at {three_digits(best.epoch)}"
-    return note
+    best = three_digits(report.best_evaluation.epoch)
+    return f"{reason}: {epochs} epochs (step {stop.step}), best {stop.metric.name} at {best}"
 
 
 def is_contended(record: Record) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from harness.analysis.parity import SweepParity, read_known_parity
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult, scaling_shares
 from harness.core.paths import Results, tracking_flag
-from harness.records.record import Record
+from harness.records.store import RecordedSweep
 from harness.statistics.attribution import Attribution
 from harness.statistics.verdict import MetricVerdict
 from harness.sweep.cell import ThroughputUnit
-from harness.sweep.sweep import Sweep
 from harness.view.findings import conclusions, remarks
 from harness.view.names import axis_levels, cell_names
 from harness.view.parity import rung_badge
@@ -48,8 +47,7 @@ OPTIONAL_COLUMNS = ("MFU measured", "best at", "MFU", "epochs", "step ms")
 
 
 def sweep_view(
-    sweep: Sweep,
-    records: Sequence[Record],
+    recorded: RecordedSweep,
     results: Results,
     *,
     trouble: str | None = None,
@@ -61,27 +59,29 @@ def sweep_view(
     `trouble` is what MLflow at `tracking_uri` failed with. A `wide` table has all columns, however wide
     it gets, and all remarks follow it.
     """
+    sweep, records = recorded.sweep, recorded.records
     result = SweepResult.of_records(sweep, records)
-    found = remarks(result, records)
-    if trouble:
-        command = results.collect_command(sweep.name, tracking_uri)
-        found.insert(0, Styled(f"MLflow is missing trials; deliver them later: {command}", "open"))
     heading: list[Value] = []
-    # The numbers are not what the sentences make of them.
-    heading += [remark for remark in found if remark.look == "worse"]
+    lines: list[Value] = []
+    if trouble:
+        collect = results.collect_command(sweep.name, tracking_uri)
+        lines.append(Styled(f"MLflow is missing trials; deliver them later: {collect}", "open"))
+    for remark in remarks(result, records):
+        if remark.look == "worse":  # the numbers are not what the sentences make of them
+            heading.append(remark)
+        else:
+            lines.append(remark)
     heading += conclusions(result)[:MOST_SENTENCES]
-    heading += [""] * bool(heading)
-    found = [remark for remark in found if remark.look != "worse"]
-    lines: list[Value] = list(found if wide else found[:MOST_REMARKS])
+    if heading:
+        heading.append("")
+    command = results.command(f"ui{tracking_flag(tracking_uri)}")
+    if not wide and len(lines) > MOST_REMARKS:
+        command = results.command(f"show {shlex.quote(sweep.name)} --wide")
+        lines = lines[:MOST_REMARKS]
     if result.comparison.matches:
         lines.insert(0, Styled(LEGEND, "quiet"))
     parity = read_known_parity(results.sweep_folder(sweep.name), result.cells)
     tables = [cells_table(result, label, parity, wide=wide) for label in result.workloads]
-    command = f"harness ui{results.flag}{tracking_flag(tracking_uri)}"
-    if not any(record.status == "done" for record in records):
-        command = f"harness report {shlex.quote(sweep.name)}{results.flag}"
-    if not wide and len(found) > MOST_REMARKS:
-        command = f"harness show {shlex.quote(sweep.name)} --wide{results.flag}"
     return View(result=result, heading=heading, tables=tables, lines=lines, next=command)
 
 
@@ -103,39 +103,35 @@ def cells_table(
     cells = result.workloads[workload]
     names = cell_names(result.all_cells)
     unit = common_unit(cells)
-    metric = next((cell.target.name for cell in cells if cell.target is not None), "metric")
-    numbers = {**NUMBERS, **(FURTHER_NUMBERS if wide else {})}
-    scaling = scaling_shares(cells) if wide else {}
-    has_trials = wide or any(cell.status != "done" for cell in cells)
-    has_trials = has_trials or len({len(cell.trials) for cell in cells}) > 1
-    columns = [
-        "cell",
-        "id",
-        unit,
-        "speed",
-        "verdict",
-        metric,
-        *numbers,
-        "scaling",
-        "parity",
-        "trials",
-    ]
+    metric = "metric"
+    counts = set()  # of trials
+    has_trials = wide
+    for cell in cells:
+        counts.add(len(cell.trials))
+        has_trials = has_trials or cell.status != "done" or len(counts) > 1
+        if cell.target is not None:
+            metric = cell.target.name
+    numbers = dict(NUMBERS)
+    scaling: Mapping[str, float] = {}
+    if wide:
+        numbers |= FURTHER_NUMBERS
+        scaling = scaling_shares(cells)
     kinds: dict[str, Kind] = {unit: "rate", metric: "number", "scaling": "percent"}
-    kinds |= {title: kind for title, (_, kind) in numbers.items()}
+    for column, (_, kind) in numbers.items():
+        kinds[column] = kind
+    columns = ["cell", "id", unit, "speed", "verdict", metric, *numbers]
+    columns += ["scaling", "parity", "trials"]
     title = workload if len(result.workloads) > 1 else ""
     table = Table(columns, kinds, title=title, optional=OPTIONAL_COLUMNS, is_unlimited=wide)
     for cell in cells:
-        table.add_row(
-            names[cell.cell.id],
-            cell.cell.id if wide else None,
-            cell.throughput,
-            *_speed(result, cell),
-            _metric(result, cell),
-            *(cell.numbers.get(name) for name, _ in numbers.values()),
-            scaling.get(cell.cell.id),
-            _rung(parity, cell),
-            _trial_counts(cell) if has_trials else None,
-        )
+        speed, verdict = _speed(result, cell)
+        id_ = cell.cell.id
+        row = [names[id_], id_ if wide else None, cell.throughput, speed, verdict]
+        row.append(_metric(result, cell))
+        row += [cell.numbers.get(name) for name, _ in numbers.values()]
+        row += [scaling.get(id_), _rung(parity, cell)]
+        row.append(_trial_counts(cell) if has_trials else None)
+        table.add_row(*row)
     return table
 
 
@@ -172,7 +168,9 @@ def _rung(parity: SweepParity | None, cell: CellResult) -> Value:
     if parity.is_reference(cell.cell):
         return styled("reference")
     measured = parity.of(cell.cell)
-    return None if measured is None else rung_badge(measured)
+    if measured is None:
+        return None
+    return rung_badge(measured)
 
 
 def _trial_counts(cell: CellResult) -> Styled:
@@ -180,7 +178,7 @@ def _trial_counts(cell: CellResult) -> Styled:
     counts = f"{len(cell.trials)}/{cell.planned}"
     if cell.status == "done":
         return Styled(counts, "plain")
-    status = "missing" if cell.status == "unrecorded" else cell.status
+    status = cell.status.replace("unrecorded", "missing")
     return Styled(f"{counts} {status}", LOOKS[status])
 
 
@@ -192,9 +190,10 @@ def effects_table(label: str, attribution: Attribution) -> Table:
     """
     table = Table([label, "against", "speed", "verdict"])
     for effect in attribution.effects:
-        verdict = styled("faster" if effect.ratio > 1 else "slower")
+        word = "faster" if effect.ratio > 1 else "slower"
         if not effect.is_certain:
-            verdict = styled("not certain")
+            word = "not certain"
         levels, reference = axis_levels(effect.levels), axis_levels(effect.reference)
-        table.add_row(levels, reference, Effect(effect.ratio, (effect.low, effect.high)), verdict)
+        ratio = Effect(effect.ratio, (effect.low, effect.high))
+        table.add_row(levels, reference, ratio, styled(word))
     return table

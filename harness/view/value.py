@@ -6,6 +6,7 @@ the same everywhere. It loads neither NumPy nor SciPy, because `harness plan` us
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,7 +34,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 MISSING = "–"  # stands for what was not measured
-BINARY_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+BINARY_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 FINE = 0.1  # width of an interval of ratios below which a third digit says something
 WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
 # Of two values, Student's interval reaches nine standard deviations to either side.
@@ -104,7 +105,7 @@ def duration(seconds: float) -> str:
 
 def byte_size(size: float) -> str:
     """Return a number of bytes in binary units: `4 B`, `64 KiB`, `8 MiB`."""
-    for factor, unit in BINARY_UNITS:
+    for unit, factor in BINARY_UNITS.items():
         if size / factor >= 0.99995:  # which four digits show as 1
             return f"{size / factor:.4g} {unit}"
     return f"{size:g} B"
@@ -112,7 +113,9 @@ def byte_size(size: float) -> str:
 
 def three_digits(value: float) -> str:
     """Return three significant digits, and all digits of 1,000 and more: `0.00123`, `12.3`, `1,234`."""
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 WRITERS: Mapping[Kind, Callable[[Any], str]] = {
@@ -138,7 +141,7 @@ def pieces(value: Value, kind: Kind = "text") -> list[Styled]:
     if isinstance(value, Styled):
         return [value]
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [part if isinstance(part, Styled) else Styled(part, "plain") for part in value]
+        return list(itertools.chain.from_iterable(map(pieces, value)))
     text = MISSING
     if isinstance(value, str | Effect):
         text = str(value)

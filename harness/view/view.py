@@ -1,7 +1,7 @@
 """What a command shows of a typed result: lines and tables of values, drawn by four functions.
 
 `harness.view.console` draws a view in the terminal and its result as JSON, `markdown` here as a comment
-of a pull request, and the template of `harness.view.html` as a page.
+of a pull request, and the template of `harness.view.report` as a page.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class View:
     tables: Sequence[Table] = ()
     lines: Sequence[Value] = ()  # below them
     next: str = ""  # a command to try
+    exit_code: int = 0  # that the command ends with
 
 
 def markdown(view: View) -> str:
@@ -92,12 +93,16 @@ def markdown(view: View) -> str:
     lines.append("")
     for table in view.tables:
         rows = table.drawn()
-        if rows:
-            alignments = ["---:" if field.is_number else "---" for field in rows[0]]
-            lines.append(_row(field.column for field in rows[0]))
-            lines.append(_row(alignments))
-            lines += [_row(escape_markdown(field.text) for field in row) for row in rows]
-            lines.append("")
+        if not rows:
+            continue
+        titles, alignments = [], []
+        for title in rows[0]:
+            titles.append(title.column)
+            alignments.append("---:" if title.is_number else "---")
+        lines += [_row(titles), _row(alignments)]
+        for row in rows:
+            lines.append(_row(escape_markdown(value.text) for value in row))
+        lines.append("")
     lines += [f"- {escape_markdown(write(line))}" for line in view.lines]
     return "\n".join(lines) + "\n"
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.analysis import baseline
 from harness.analysis.result import trial_row
-from harness.api.comparing import compare
-from harness.api.data import load as load_results
+from harness.api import compare
+from harness.api import load as load_results
 from harness.cli.pytest_cells import extra_info
 from harness.core.paths import Results
 from harness.records.code import Repository

@@ -34,12 +34,6 @@ def test_every_format_has_the_trials_of_the_data_frame(
     assert rates == pytest.approx(trials.throughput_samples_per_s.to_list(), rel=1e-14)
 
 
-def test_a_part_is_written(demo: Sweep, tmp_path: Path) -> None:
-    path = tmp_path / "trials.csv"
-    assert command("show", "demo", "--only", "precision=bf16", "--output", str(path)).code == 0
-    assert set(pd.read_csv(path).precision) == {"bf16"}
-
-
 def test_a_name_that_says_no_format_is_bad_input(demo: Sweep) -> None:
     refused = command("show", "demo", "--output", "trials.xls")
     assert (refused.code, refused.out) == (2, "")

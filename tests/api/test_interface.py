@@ -15,10 +15,10 @@ import pandas as pd
 import pytest
 
 import harness
+from harness import api
 from harness.analysis import baseline
 from harness.analysis.result import COURSE, IDENTITY, ORIGIN
-from harness.api import running
-from harness.api.data import SweepData
+from harness.api import SweepData
 from harness.core.paths import Results
 from harness.launch.runner import Runner
 from harness.records.numbers import NUMBERS
@@ -68,9 +68,9 @@ def test_a_folder_of_the_same_name_hides_no_sweep(
     demo: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither that of other results, in whose folder one works, nor a copy."""
-    monkeypatch.setattr(running, "LocalRun", UndeliveredRun)
+    monkeypatch.setattr(api, "RunView", UndeliveredRun)
     delivered = nullcontext(SimpleNamespace(trouble=None))
-    monkeypatch.setattr(running, "Follower", lambda *_: delivered)
+    monkeypatch.setattr(api, "Follower", lambda *_: delivered)
     monkeypatch.setattr(Runner, "run", lambda *_, **__: iter(()))
     results = tmp_path / "others"
     folder = Results(results).sweep_folder("demo")
@@ -101,11 +101,6 @@ def test_mistakes_in_arguments_are_refused(demo: Sweep) -> None:
 def test_a_name_that_is_too_long_for_a_file_is_refused() -> None:
     with pytest.raises(harness.BadInput, match="no records of such a sweep"):
         harness.load("a" * 300)
-
-
-def test_a_range_is_a_list(demo: Sweep, tmp_path: Path) -> None:
-    plan = harness.plan(tmp_path / "sweep.yaml", settings={"seeds": range(1, 3)})
-    assert list(plan.sweep.seeds) == [1, 2]
 
 
 def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Self
 
 import pytest
 
-from harness.api import running
-from harness.api.running import LocalRun
+from harness import api
 from harness.core.paths import Results
 from harness.launch.runner import Runner
 from harness.launch.sweep import Redo
@@ -21,8 +20,9 @@ from harness.records.record import Record
 from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile
 from harness.sweep.validity import ValidityRules
+from harness.view import run as view
 from harness.view.console import TerminalConsole
-from harness.view.plan import busy_line
+from harness.view.run import RunView
 from tests.factories import make_record, write_trial
 from tests.support.running import RecordCollector
 from tests.support.sweeps import load
@@ -61,7 +61,7 @@ def test_each_repeat_is_redone_once_at_most(
     def run_until(redo: Redo) -> list[int]:
         """Return the repeats that ran, in order."""
         ran.clear()
-        running.run(
+        api.run(
             tmp_path / "sweep.yaml",
             cluster=str(profile),
             results=results.path,
@@ -75,9 +75,9 @@ def test_each_repeat_is_redone_once_at_most(
     profile = tmp_path / "quiet.yaml"
     profile.write_text("launcher: torchrun\nvalidity: {contention: null}\n")
     monkeypatch.setattr(Runner, "run", run)
-    monkeypatch.setattr(running, "LocalRun", UndeliveredRun)
+    monkeypatch.setattr(api, "RunView", UndeliveredRun)
     delivered = nullcontext(SimpleNamespace(trouble=None))
-    monkeypatch.setattr(running, "Follower", lambda *_: delivered)
+    monkeypatch.setattr(api, "Follower", lambda *_: delivered)
     repeats = run_until("failed")
     assert repeats == list(range(len(repeats)))
     assert len(repeats) >= 3
@@ -94,7 +94,8 @@ def first_lines(tmp_path: Path, profile: Profile) -> list[str]:
     """Return the lines that a run of all trials of a sweep begins with."""
     sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1])
     console = TerminalConsole(width=200)
-    run = LocalRun(sweep, profile, Results(tmp_path / "results"), console)
+    planned = api.plan(tmp_path / "sweep.yaml", results=tmp_path / "results")
+    run = RunView(sweep, console, planned.estimates, profile)
     with console.capture() as captured:
         run.on_plan(sweep.trials(), [])
     return captured.get().splitlines()
@@ -114,8 +115,11 @@ def test_the_first_line_has_trials_cells_and_time(tmp_path: Path) -> None:
 def test_a_busy_machine_has_a_line_unless_the_profile_allows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "load_of_others", lambda: CORES + 10.0)
-    assert busy_line(CORES + 10.0, CORES) in first_lines(tmp_path, Profile())
+    monkeypatch.setattr(view, "load_of_others", lambda: CORES + 10.0)
+    _, busy = first_lines(tmp_path, Profile())
+    assert busy.startswith(
+        f"load {CORES + 10.0:.1f} on {CORES} cores: trials will be invalid; wait, or "
+    )
     assert len(first_lines(tmp_path, Profile(validity=ValidityRules(contention=None)))) == 1
-    monkeypatch.setattr(running, "load_of_others", lambda: 0.5)
+    monkeypatch.setattr(view, "load_of_others", lambda: 0.5)
     assert len(first_lines(tmp_path, Profile())) == 1

@@ -77,13 +77,12 @@ def test_images(here: Path, damage: dict[str, bytes | None], file: str, problem:
 
 def test_folder_of_images_that_is_missing(here: Path) -> None:
     Path("sweep.yaml").write_text(FILES, encoding="utf-8")
-    place, file = "workloads.mlp.data.path", NAMES[0]
-    problem = "found No such file or directory; allowed: a readable file"
-    images = here / "images" / file
-    assert refused("run", "sweep.yaml") == f"sweep.yaml:4: {place}: {images}: {problem}"
-    other = here / "other" / file
+    problem = "found no such folder; to download MNIST: curl "
+    begins = f"workloads.mlp.data.path: {here}"
+    line = refused("run", "sweep.yaml")
+    assert line.startswith(f"sweep.yaml:4: {begins}/images: {problem}")
     line = refused("run", "sweep.yaml", "--data", "other")
-    assert line == f"--data other: {place}: {other}: {problem}"
+    assert line.startswith(f"--data other: {begins}/other: {problem}")
 
 
 @pytest.mark.parametrize(

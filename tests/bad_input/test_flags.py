@@ -88,17 +88,12 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["comapre", "quickstart"], "comapre: no such command; did you mean 'compare'?"),
         (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
         (["parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
-        (["status", "mine", "--watch", "--all"], "found --all with --watch; allowed: one of them"),
+        (["status", "mine", "--watch", "--json"], "--json: found without SWEEP or with --watch"),
         (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),
         (["run", "quickstart", "--set"], "Option '--set' requires an argument."),
         (["ui", "--port", "http"], "Invalid value for '--port'"),
-        (["fetch", "mnist"], "Missing option '--to'."),
-        (
-            ["fetch", "mnits", "--to", "data"],
-            "'mnits': unknown; did you mean 'mnist'? allowed: fashion-mnist, ",
-        ),
     ],
 )
 def test_command_line(arguments: list[str], contains: str) -> None:

@@ -84,10 +84,10 @@ MISTAKES = {
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "allowed: --until PERCENT"),
     # wrong commands
     "an axis as an option": Mistake(
-        "plan demo.yaml --batch-size 32", "did you mean `--set batch_size=VALUE`?"
+        "plan demo.yaml --batch-size 32", "No such option: --batch-size"
     ),
     "an axis as an argument": Mistake(
-        "plan demo.yaml precision=bf16", "did you mean `--set precision=bf16`?"
+        "plan demo.yaml precision=bf16", "unexpected extra argument(s) (precision=bf16)"
     ),
     "a blank for =": Mistake("plan demo.yaml --set lr 0.1", "unexpected extra argument(s) (0.1)"),
     "no sweep": Mistake("run", "Missing argument 'SWEEP'"),

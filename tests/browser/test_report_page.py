@@ -9,7 +9,7 @@ import pytest
 
 from harness.core.paths import Results
 from harness.records.store import RecordedSweep
-from harness.view.html.report import write_report
+from harness.view.report import render
 from tests.browser.conftest import screenshot
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
@@ -27,7 +27,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = make_records(sweep, hostile=True)
     write_run(results, sweep, records, logs=HOSTILE)
     recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())
-    write_report(folder / "report.html", results, recorded)
+    (folder / "report.html").write_text(render(results, recorded), encoding="utf-8")
     return folder / "report.html"
 
 

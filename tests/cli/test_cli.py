@@ -10,7 +10,7 @@ from typer import Context
 
 import harness as package
 from harness.cli import main as cli
-from harness.cli.commands import MODULES, PANELS
+from harness.cli.main import MODULES, PANELS
 from harness.sweep.axes import AXIS_TYPES
 from harness.sweep.sweep import ready_sweeps
 from tests.support.commands import harness
@@ -32,20 +32,15 @@ def test_help_lists_every_command_once_and_where_to_start() -> None:
             assert re.search(rf"^  {name} +{re.escape(line)}$", result.out, re.MULTILINE)
 
 
-def test_help_has_a_short_option() -> None:
-    assert harness("-h").out == harness("--help").out
-    assert harness("status", "logs", "-h").out == harness("status", "logs", "--help").out
-
-
 def test_an_option_has_one_meaning_in_all_commands() -> None:
     """One metavar stands for one meaning, and a duration has a unit wherever it is given."""
     metavars: dict[str, set[str | None]] = {}
     for command in COMMANDS.values():
         for parameter in command.params:
             metavars.setdefault(parameter.opts[0], set()).add(parameter.metavar)
-    for name in ("--across", "--budget", "--cluster", "--data", "--only", "--results"):
+    for name in ("--across", "--budget", "--data", "--only"):
         assert len(metavars[name]) == 1, name
-    assert metavars["--budget"] == metavars["--timeout"] == {"DURATION"}
+    assert metavars["--budget"] == {"DURATION"}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,6 @@ def test_an_option_has_one_meaning_in_all_commands() -> None:
         (["gate", "quickstart", "--against", "HEAD", "--budget", "30"], "--budget: found '30'"),
         (["gate", "quickstart", "--against", "HEAD", "--budget", "0s"], "--budget: found '0s'"),
         (["certify", "--budget", "1e3s"], "--budget: found '1e3s'"),
-        (["doctor", "--timeout", "-1s"], "--timeout: found '-1s'"),
     ],
 )
 def test_a_duration_needs_its_unit(arguments: list[str], problem: str) -> None:
@@ -126,60 +120,39 @@ def test_version_is_that_of_the_package() -> None:
     assert metadata.version("distributed-training-harness") == package.__version__
 
 
-def completed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str
-) -> list[str]:
-    """Return what bash offers for the last word of a command line."""
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["run", "quick"], ["quickstart"]),
+        (["plan", "swe"], ["sweep.yaml"]),
+        (["plan", "./swe"], ["./sweep.yaml"]),
+        (["plan", "/nowhere/swe"], []),
+        (["plan", "**x"], []),
+        (["run", "quickstart", "--cluster", "loc"], ["local"]),
+        (["run", "quickstart", "--set", "prec"], ["precision="]),
+        (["show", "ni"], ["nightly"]),
+        (["compare", "nightly", "ni"], ["nightly"]),
+        (["show", "/tmp"], []),
+    ],
+)
+def test_bash_completes(
+    typed: list[str],
+    offered: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    Path("results/runs/nightly").mkdir(parents=True)
+    Path("results/runs/nightly/sweep.json").touch()
     monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", " ".join(["harness", *typed]))
     monkeypatch.setenv("COMP_CWORD", str(len(typed)))
     monkeypatch.setattr("sys.argv", ["harness"])
     with pytest.raises(SystemExit):
         cli.main([])
-    return capsys.readouterr().out.split()
-
-
-class TestCompletion:
-    @pytest.fixture(autouse=True)
-    def empty_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-
-    def test_of_sweeps_offers_ready_ones_and_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        write(tmp_path)
-        assert completed(monkeypatch, capsys, "run", "quick") == ["quickstart"]
-        assert completed(monkeypatch, capsys, "plan", "swe") == ["sweep.yaml"]
-        assert completed(monkeypatch, capsys, "plan", "./swe") == ["./sweep.yaml"]
-        assert completed(monkeypatch, capsys, "plan", f"{tmp_path}/swe") == [
-            f"{tmp_path}/sweep.yaml"
-        ]
-        assert completed(monkeypatch, capsys, "plan", "/nowhere/swe") == []
-        assert completed(monkeypatch, capsys, "plan", "**x") == []
-
-    def test_of_profiles(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert completed(monkeypatch, capsys, "run", "quickstart", "--cluster", "loc") == ["local"]
-
-    def test_of_sweeps_that_have_run(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        Path("results/runs/nightly").mkdir(parents=True)
-        Path("results/runs/nightly/sweep.json").touch()
-        assert completed(monkeypatch, capsys, "show", "ni") == ["nightly"]
-        assert completed(monkeypatch, capsys, "compare", "nightly", "ni") == ["nightly"]
-        for incomplete in ("/tmp", "**x"):
-            assert completed(monkeypatch, capsys, "show", incomplete) == []
-        monkeypatch.setenv("HARNESS_RESULTS", "elsewhere")
-        assert completed(monkeypatch, capsys, "show", "ni") == []
-
-    def test_of_set_offers_axes(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert completed(monkeypatch, capsys, "run", "quickstart", "--set", "prec") == [
-            "precision="
-        ]
+    assert capsys.readouterr().out.split() == offered
 
 
 def test_ready_sweeps_are_named_where_none_is_found(

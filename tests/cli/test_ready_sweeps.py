@@ -51,11 +51,9 @@ def run(tmp_path: Path, *arguments: str) -> list[Record]:
         "num_threads=1",
         "--cluster",
         str(local_profile(tmp_path)),
-        "--results",
-        str(results),
     ]
     with pytest.raises(SystemExit) as exit:
-        main(["run", *arguments, *options])
+        main(["--results", str(results), "run", *arguments, *options])
     assert not exit.value.code
     return [
         read_record(path)

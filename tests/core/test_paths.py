@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli import main as cli
-from harness.cli.completion import complete_recorded_sweeps
+from harness.cli.arguments import complete_recorded_sweeps
 from harness.core.paths import (
     Results,
     remove_temporary_files,
@@ -45,7 +45,7 @@ def test_a_limit_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cli, "command_tree", lambda: fail)
     result = harness("run", "quickstart")
     assert result.code == 1
-    assert result.err.startswith("harness: process limit reached: Resource ")
+    assert result.err.startswith("harness: limit of the system: Resource ")
 
 
 def test_an_empty_variable_names_no_results_folder(
@@ -55,10 +55,10 @@ def test_an_empty_variable_names_no_results_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HARNESS_RESULTS", "")
     assert results_folder(None) == Results(Path("results"))
-    assert Results(Path("results")).flag == ""
+    assert Results(Path("results")).command("ui") == "harness ui"
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").touch()
-    assert complete_recorded_sweeps("") == ["nightly"]
+    assert complete_recorded_sweeps() == ["nightly"]
 
 
 def test_any_other_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,8 @@ def test_every_hang_is_named(tmp_path: Path, world_size: int, strategy: str) -> 
             folder.mkdir()
             sweep = hang_sweep(folder, way, world_size=world_size, strategy=strategy)
             profile = local_profile(folder, slots=world_size)
-            command = [sys.executable, "-m", "harness.cli", "run", str(sweep)]
-            command += ["--cluster", str(profile), "--results", str(folder / "results")]
+            command = [sys.executable, "-m", "harness.cli", "--results", str(folder / "results")]
+            command += ["run", str(sweep), "--cluster", str(profile)]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
             stack.callback(process.kill)
             commands.append(process)

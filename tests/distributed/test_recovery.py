@@ -52,7 +52,7 @@ def arguments(sweep: Path) -> list[str]:
     """Return the arguments of `harness run`."""
     profile = local_profile(sweep.parent, slots=2)
     results = sweep.parent / "results"
-    return ["run", str(sweep), "--cluster", str(profile), "--results", str(results)]
+    return ["--results", str(results), "run", str(sweep), "--cluster", str(profile)]
 
 
 def environment() -> dict[str, str]:

@@ -77,16 +77,6 @@ OTHER_BITS = paired("same", same_bits=False)
             3,
             "is inconclusive: 1 of 2 cells inconclusive",
         ),
-        (
-            outcome(paired("inconclusive"), inconclusive="fail"),
-            1,
-            "fails: 1 of 1 cell inconclusive",
-        ),
-        (
-            outcome(paired("inconclusive"), inconclusive="ignore"),
-            0,
-            "passes: nothing is slower than main; 1 of 1 cell inconclusive",
-        ),
         (outcome(FAILED), 1, "fails: 1 of 1 cell failed"),
         (outcome(OTHER_BITS), 0, "passes: nothing is slower than main"),
         (outcome(OTHER_BITS, compare_bits=True), 1, "fails: 1 of 1 cell failed"),
@@ -269,13 +259,6 @@ def test_a_link_in_the_working_tree_chooses_no_other_counterpart(tmp_path: Path)
     # A link that the other tree does not have is followed.
     (top / "link.yaml").symlink_to(top / "other.yaml")
     assert other.counterpart(top / "link.yaml") == other.path / "other.yaml"
-
-
-def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
-    repository = Repository(tmp_path)
-    found = harness("gate", "--against", "main", str(repository.sweep), "--inconclusive", "failed")
-    assert (found.code, found.err.count("\n")) == (2, 1)
-    assert "--inconclusive: found 'failed'; did you mean 'fail'?" in found.err
 
 
 def test_a_bound_without_meaning_is_cut_and_rates_have_their_unit() -> None:

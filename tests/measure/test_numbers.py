@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.api.planning import whole_seconds
+from harness.api import whole_seconds
 from harness.records.record import Failure, Interruption, Record
 from tests.factories import make_record, with_ranks
 

@@ -20,7 +20,7 @@ from harness.training.build import TrialParts
 from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
-from harness.view.divergence import description
+from harness.view.reproduce import description
 from tests.factories import make_cell
 from tests.support.training import SINGLE_RANK, make_assignment
 from workloads import Classifier, Splits, TensorSamples

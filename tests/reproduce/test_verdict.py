@@ -10,7 +10,7 @@ from harness.analysis.rungs import Agreement, RerunDifference, Rung
 from harness.records.differences import Difference
 from harness.reproduce.conditions import most_likely_cause
 from harness.reproduce.reproduction import Outcome, TrialVerdict, outcome_of
-from harness.view.reproduction import trial_line
+from harness.view.reproduce import trial_line
 
 FIRST = RerunDifference(subject="loss of rank 0", step=3, recorded="0.25", again="0.5")
 TORCH = Difference("software.torch", "2.12.0", "2.13.0")

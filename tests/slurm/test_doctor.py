@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.slurm import doctor as doctor_room
 from tests.slurm.cluster import Slurm
 from tests.support.commands import harness
 from tests.support.tree import TOP
@@ -82,9 +83,12 @@ def test_a_python_that_no_node_has_is_named_and_the_logs_stay(slurm: Slurm, tmp_
 
 
 @pytest.mark.slurm
-def test_a_job_that_does_not_start_is_cancelled(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_job_that_does_not_start_is_cancelled(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_room, "PATIENCE_SECONDS", 1.0)
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
-    diagnosis = doctor(tmp_path, "--timeout", "1s")
+    diagnosis = doctor(tmp_path)
     assert diagnosis.code == 1
     assert "queued" in diagnosis.problems["trial"]
     assert slurm.run("squeue", "-h", "--states=PENDING,RUNNING") == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import time
@@ -14,9 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from harness.api import watching
+from harness.cli import jobs
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
 from harness.records.record import Failure, Record
@@ -26,7 +24,6 @@ from harness.slurm import submission as submissions
 from harness.slurm.status import State, SweepStatus, TrialState, read_statuses, sweep_status
 from harness.slurm.submission import JobArray, Submission
 from harness.sweep.cluster import Profile
-from harness.view.status import panel
 from tests.factories import make_record, write_trial
 from tests.support.commands import harness
 from tests.support.reports import write_run
@@ -420,30 +417,11 @@ def test_of_all_sweeps_those_are_delivered_that_are_not_over(
         delivered.extend(followed.path.name for followed in folders)
         return nullcontext(SimpleNamespace(trouble="MLflow is down"))
 
-    remaining = iter(readings)
-    monkeypatch.setattr(watching, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(watching, "sweep_statuses", lambda *_: next(remaining))
-    monkeypatch.setattr(watching, "Follower", follow)
-    statuses, error = watching.watch(sweeps, Results(tmp_path), None, lambda *_: None)
-    assert (statuses, error) == (readings[-1], "MLflow is down")
+    remaining = iter([readings[0], *readings])
+    monkeypatch.setattr(jobs, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "read_recorded_specs", lambda _: (sweeps, []))
+    monkeypatch.setattr(jobs, "read_statuses", lambda *_: next(remaining))
+    monkeypatch.setattr(jobs, "Follower", follow)
+    ended = harness("status", "--watch", "--results", str(tmp_path))
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "second: 1 trial: 1 done")
     assert delivered == ["first", "second"]
-
-
-def test_a_narrow_terminal_cuts_names_before_states_and_numbers(
-    submission: Submission,
-    folder: SweepFolder,
-    trials: list[TrialFolder],
-    leave: Callable[..., Record],
-) -> None:
-    begin(trials[0], **PROGRESS, at=time.time())
-    story = Failure(kind="ValueError", message="a long story of what went wrong " * 9)
-    leave(1, status="failed", failure=story)
-    rows = states_by(submission, folder)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(panel(status_of(submission, rows), 3))
-    lines = console.export_text().splitlines()
-    assert len(lines) == 1 + 3 + 1
-    assert "running" in lines[1]
-    assert "30/100" in lines[1]
-    assert "failed" in lines[2]
-    assert "1 failed" in lines[-1]

@@ -274,7 +274,7 @@ def test_status_of_all_sweeps_is_a_line_each_and_calls_squeue_once(
     assert (ended.code, len(ended.out.splitlines())) == (1, 2)
     assert "beta: 1 trial: 1 lost" in ended.out
     assert len(slurm.calls("squeue")) == calls_before + 1
-    without_sweep = status(results, "--all")
+    without_sweep = status(results, "--json")
     assert without_sweep.code == 2
     assert "SWEEP" in without_sweep.err
 
@@ -424,8 +424,9 @@ def test_mistakes_are_one_line(
     assert slurm.batch_scripts() == []
 
 
-def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_path: Path) -> None:
-    """A row for each cell, and one for each trial that went wrong; `--all` lists all trials."""
+def test_of_a_large_sweep_what_went_wrong_is_listed(
+    slurm: FakeSlurm, results: Results, tmp_path: Path
+) -> None:
     submit(write(tmp_path, zip=STRATEGIES, seeds=list(range(60))), results)
     slurm.set_queue(squeue_output(results))
     (cell, _) = load(tmp_path, zip=STRATEGIES).cells
@@ -433,10 +434,7 @@ def test_a_large_sweep_is_shown_by_cell(slurm: FakeSlurm, results: Results, tmp_
     write_trial(results.sweep_folder("demo"), failed)
     lines = status(results, "demo").out.splitlines()
     assert len(lines) < 10
-    numbers = [text for text in lines[1].split() if text.isdecimal()]
-    assert numbers[-2:] == ["1", "59"]
     assert any(f"{cell.id}-s3-r0" in line and "no such thing" in line for line in lines)
-    assert len(status(results, "demo", "--all").out.splitlines()) > 120
 
 
 class TestTheEndOfABatchScript:

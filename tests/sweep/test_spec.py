@@ -94,10 +94,10 @@ def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path
         seeds=[0, 5],
         repeats=2,
     )
-    shown = harness("plan", str(path), "--all").out
+    shown = harness("plan", str(path)).out
     assert spec.load_sweep(path).cells[0].id in shown
     assert "1 cell, seeds 0, 5, 2 repeats: 4 trials" in shown
-    assert "left out by exclude[0]: mlp num_threads=2 (the sweep says so)" in shown
+    assert "left out by exclude[0]: the sweep says so: 1" in shown
     assert "exclude[1] matches no cell" in shown
     assert "time: unknown, no cell has a record yet" in shown
 

@@ -84,9 +84,9 @@ def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[s
         sys.executable,
         "-m",
         "harness.cli",
-        "ui",
         "--results",
         str(results.path),
+        "ui",
         "--port",
         str(port),
     ]

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from harness.core.paths import Results
 from harness.sweep.axes import CompileParameters
-from harness.view.divergence import differing_settings
 from harness.view.names import axis_levels, cell_name, cell_names
-from tests.factories import make_cell, make_record
-from tests.support.commands import harness
-from tests.support.reports import write_run
-from tests.support.sweeps import load
+from harness.view.reproduce import differing_settings
+from tests.factories import make_cell
 
 
 def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
@@ -22,18 +15,6 @@ def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
     assert axis_levels({"stack": "new", "cache": "cold"}) == "stack=new with cache=cold"
     cells = make_cell(deterministic=True), make_cell()
     assert differing_settings(*cells) == ["deterministic (true, false)"]
-
-
-def test_cells_are_compared_under_values_of_a_sweep_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    results = Results(tmp_path / "results")
-    sweep = load(tmp_path, matrix={"deterministic": [False, True]}, seeds=[0, 1, 2])
-    records = [make_record(trial.cell, seed=trial.seed) for trial in sweep.trials()]
-    write_run(results, sweep, records)
-    ended = harness("compare", "demo", "--by", "deterministic", "--results", str(results.path))
-    assert " deterministic=true against deterministic=false " in ended.out
 
 
 def test_a_cells_name_spells_axes_as_its_label_does() -> None:

@@ -11,7 +11,7 @@ from harness.analysis.parity import CellParity
 from harness.statistics.estimate import paired
 from harness.statistics.verdict import Metric, Question, judge
 from harness.view import parity as texts
-from harness.view.value import Look, Styled
+from harness.view.value import Styled
 from tests.support.parity import DISTANCE, make_parity
 
 
@@ -20,17 +20,16 @@ def cell(**changes: Any) -> CellParity:
 
 
 @pytest.mark.parametrize(
-    ("changes", "label", "look"),
+    ("changes", "label"),
     [
-        ({"tensor_rung": "bitwise"}, "bitwise", "better"),
-        ({"tensor_rung": "rounding"}, "rounding", "better"),
-        ({}, "can't tell", "open"),
-        ({"failure": "it failed"}, "failed", "failed"),
-        ({"by_design": ["lr"]}, "by design", "open"),
+        ({"tensor_rung": "rounding"}, Styled("rounding", "better")),
+        ({}, Styled("can't tell", "open")),
+        ({"failure": "it failed"}, Styled("failed", "failed")),
+        ({"by_design": ["lr"]}, Styled("by design", "open")),
     ],
 )
-def test_labels(changes: dict[str, Any], label: str, look: Look) -> None:
-    assert texts.rung_badge(cell(**changes)) == Styled(label, look)
+def test_labels(changes: dict[str, Any], label: Styled) -> None:
+    assert texts.rung_badge(cell(**changes)) == label
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,22 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
-from harness.hardware import machine as machines
 from harness.measure.steady import MIN_STEPS_TO_SETTLE
-from harness.records.record import Failure, Interruption, Record
-from harness.records.store import write_spec
+from harness.records.record import Failure, Record
+from harness.records.store import RecordedSweep, write_spec
 from harness.sweep.sweep import Sweep
 from harness.view.console import TerminalConsole, show
 from harness.view.plan import QUIET_MACHINE
-from harness.view.run import RunView, trial_line
+from harness.view.run import RunView
 from harness.view.sweep import cells_table, sweep_view
-from harness.view.value import write
-from tests.factories import make_machine, make_record, with_ranks, write_trial
+from harness.view.view import View
+from tests.factories import make_record, write_trial
 from tests.support.benchmarks import SEEDS, records
 from tests.support.commands import harness
 from tests.support.sweeps import load
@@ -31,6 +31,12 @@ def unsettled(record: Record, *, steps: int) -> Record:
     """Return the record with a window of that many steps, whose times never settled."""
     assert record.summary is not None
     return replace(record, summary=replace(record.summary, settled=False, window_steps=steps))
+
+
+def results_view(sweep: Sweep, records: list[Record], results: Results, **options: Any) -> View:
+    """Return what is shown of these records of a sweep."""
+    recorded = RecordedSweep(sweep=sweep, records=records, unreadable=[], other_count=0)
+    return sweep_view(recorded, results, **options)
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_unsettled_trials_are_counted_once_at_the_end(
 ) -> None:
     steady = records(sweep.cells[0])
     drifting = [unsettled(record, steps=MIN_STEPS_TO_SETTLE) for record in records(sweep.cells[1])]
-    show(sweep_view(sweep, [*steady, *drifting], results))
+    show(results_view(sweep, [*steady, *drifting], results))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "never settled" in line]
     assert line == "5 trials never settled (bf16); raise length or warmup"
 
@@ -70,27 +76,21 @@ def test_a_clock_that_moved_is_named_with_what_holds_it(
             "gpu_sm_clock_highest_mhz": 1980.0,
         }
         trials.append(replace(record, numbers={**record.numbers, **clocks}))
-    show(sweep_view(sweep, trials, results))
+    show(results_view(sweep, trials, results))
     out = " ".join(capsys.readouterr().out.split())
     assert (
         "the clock of a GPU moved during 1 trial, as from 1,110 to 1,980 MHz;"
         " nvidia-smi --lock-gpu-clocks holds it" in out
     )
-    show(sweep_view(sweep, [trials[0]], results))
+    show(results_view(sweep, [trials[0]], results))
     assert "the clock of a GPU" not in capsys.readouterr().out
-
-
-def test_a_trials_line_says_nothing_of_steady_states(sweep: Sweep, results: Results) -> None:
-    record = unsettled(records(sweep.cells[0])[0], steps=100)
-    folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
-    assert "stead" not in write(trial_line(record, folder, 1, 1))
 
 
 def test_several_seeds_end_with_verdicts(
     sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slower = [*records(sweep.cells[0]), *records(sweep.cells[1], slower=0.25)]
-    show(sweep_view(sweep, slower, results))
+    show(results_view(sweep, slower, results))
     shown = capsys.readouterr().out
     (row,) = [line for line in shown.splitlines() if line.startswith("bf16 ")]
     match = re.search(r" 0\.8\d*× \((\S+) to (\S+)\) +slower ", row)
@@ -108,7 +108,7 @@ def test_failed_interrupted_and_invalid_trials_are_counted(
         make_record(cell, seed=0, status="failed"),
         make_record(cell, seed=1, status="invalid", invalid=["data wait"]),
     ]
-    show(sweep_view(sweep, shown, results))
+    show(results_view(sweep, shown, results))
     lines = capsys.readouterr().out.splitlines()
     expected = "1 failed, 1 invalid, in no mean; run or submit the sweep again to mend them"
     assert expected in lines
@@ -121,39 +121,20 @@ def test_commands_to_try_next_look_where_the_results_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = records(sweep.cells[0])
-    show(sweep_view(sweep, shown, results, trouble="down"))
+    show(results_view(sweep, shown, results, trouble="down"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "harness " in line]
-    commands = ("harness ui", "harness collect demo")
-    for command in commands:
-        assert any(f"{command} --results {results.path}" in line for line in lines)
+    for command in ("ui", "collect demo"):
+        assert any(f"harness --results {results.path} {command}" in line for line in lines)
     monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
-    show(sweep_view(sweep, shown, results, trouble="down"))
-    assert "--results" not in capsys.readouterr().out
-
-
-def test_suggested_commands_name_the_server_unless_they_find_it(
-    sweep: Sweep,
-    results: Results,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HARNESS_RESULTS", str(results.path))
-    shown, uri = records(sweep.cells[0]), "http://host"
-    show(sweep_view(sweep, shown, results, trouble="down", tracking_uri=uri))
+    uri = "http://host"
+    show(results_view(sweep, shown, results, trouble="down", tracking_uri=uri))
     printed = capsys.readouterr().out
+    assert "--results" not in printed
     for command in ("harness ui", "harness collect demo"):
         assert f"{command} --tracking-uri " in printed
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    show(sweep_view(sweep, shown, results, trouble="down", tracking_uri=uri))
+    show(results_view(sweep, shown, results, trouble="down", tracking_uri=uri))
     assert "--tracking-uri" not in capsys.readouterr().out
-
-
-def test_a_total_failure_suggests_the_report(
-    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed = [make_record(sweep.cells[0], seed=seed, status="failed") for seed in (0, 1)]
-    show(sweep_view(sweep, failed, results))
-    assert capsys.readouterr().out.splitlines()[-1].startswith("next  harness report demo")
 
 
 def test_trials_that_others_disturbed_name_the_remedy(
@@ -161,23 +142,14 @@ def test_trials_that_others_disturbed_name_the_remedy(
 ) -> None:
     waited = "contention: rank 0 on host: waited for a core of others: found 50.0%"
     shown = [make_record(sweep.cells[0], status="invalid", invalid=[waited])]
-    show(sweep_view(sweep, shown, results))
+    show(results_view(sweep, shown, results))
     assert f"other programs used the cores: {QUIET_MACHINE}" in capsys.readouterr().out
-
-
-def test_interruptions_are_told(sweep: Sweep, results: Results) -> None:
-    record = records(sweep.cells[0])[0]
-    interruption = Interruption(step=8, at=0.0, signal=None, lost_seconds=1.5)
-    record = with_ranks(record, [replace(record.ranks[0], interruptions=[interruption])])
-    folder = results.sweep_folder(sweep.name).trial_folder(record.trial.id)
-    note = "ended without a signal after step 8: 1.5 s lost"
-    assert note in write(trial_line(record, folder, 1, 1))
 
 
 def test_a_busy_machine_is_answered_at_the_first_trial_that_it_makes_invalid(
     sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view = RunView(sweep, results, TerminalConsole())
+    view = RunView(sweep, TerminalConsole())
     trials = sweep.trials()[:2]
     view.on_plan(trials, [])
     contended = ["contention: rank 0 on vm: waited for a core of others: found 40%"]
@@ -220,14 +192,14 @@ def test_a_load_that_changed_is_the_first_thing_said(
     trials = []
     for record in [*records(sweep.cells[0]), *records(sweep.cells[1], slower=0.25)]:
         trials.append(with_load(record, 2.8 if record.trial.seed == 0 else 12.0))
-    show(sweep_view(sweep, trials, results))
+    show(results_view(sweep, trials, results))
     first, second = " ".join(capsys.readouterr().out.split()).split(" mlp: fastest is ")
     assert first == (
         "The load changed during the sweep: 2.8 per core at seed 0, 12.0 at seed 4. The machine, not the"
         " cells, makes these intervals; repeat on a quiet machine."
     )
     assert second
-    show(sweep_view(sweep, [with_load(record, 2.8) for record in trials], results))
+    show(results_view(sweep, [with_load(record, 2.8) for record in trials], results))
     assert capsys.readouterr().out.startswith("mlp: fastest is ")
 
 
@@ -242,14 +214,14 @@ def test_at_most_ten_lines_are_beside_the_table(
         later = replace(record, started=record.started + 1e6, ended=record.ended + 1e6)
         drifting = replace(summary, settled=False, window_steps=MIN_STEPS_TO_SETTLE)
         trials.append(replace(later, summary=drifting))
-    show(sweep_view(sweep, trials, results, trouble="down"))
+    show(results_view(sweep, trials, results, trouble="down"))
     lines = capsys.readouterr().out.splitlines()
     (heading,) = [number for number, line in enumerate(lines) if line.startswith("cell ")]
     assert len(lines) - (len(sweep.cells) + 1) <= 10
     assert [line for line in lines if line.startswith("next  ")] == lines[-1:]
     assert "--wide" in lines[-1]
     assert heading < 3
-    show(sweep_view(sweep, trials, results, trouble="down", wide=True))
+    show(results_view(sweep, trials, results, trouble="down", wide=True))
     wide = capsys.readouterr().out
     assert "never settled" in wide
     assert sweep.cells[0].id in wide
@@ -266,21 +238,6 @@ def test_a_table_is_no_wider_than_the_terminal(sweep: Sweep, width: int) -> None
     assert max(map(len, lines)) <= width
     assert ("step ms" in lines[0]) is (width > 60)
     assert "verdict" in lines[0]
-
-
-def test_a_folder_that_cant_be_written_is_shown(
-    sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And nothing is written into one that can be, not even where peaks were measured."""
-    folder = results.sweep_folder(sweep.name)
-    for record in records(sweep.cells[0]):
-        write_trial(folder, record)
-    write_spec(sweep, folder)
-    machines.write(results.peaks, make_machine())
-    before = sorted(results.path.rglob("*"))
-    ended = harness("show", sweep.name, "--results", str(results.path))
-    assert (ended.code, ended.err) == (0, "")
-    assert sorted(results.path.rglob("*")) == before
 
 
 def test_trials_of_other_settings_are_counted(

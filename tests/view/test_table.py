@@ -52,18 +52,6 @@ def test_trials_that_stopped_have_their_epochs(tmp_path: Path) -> None:
     assert row[-2:] == ["5", "5"]
 
 
-def test_invalid_trials_are_counted_and_left_out_of_means(tmp_path: Path) -> None:
-    sweep = load(tmp_path, length={"steps": 100}, warmup=2, seeds=[0, 1])
-    good = make_record(sweep.cells[0], seed=0)
-    bad = make_record(
-        sweep.cells[0], seed=1, status="invalid", invalid=["steal: a lot"], step_seconds=1.0
-    )
-    (row,) = rows(sweep, [good, bad])
-    assert good.summary is not None
-    assert f"{good.summary.throughput:,.0f}" in row
-    assert row[-2:] == ["1/2", "invalid"]
-
-
 def test_scaling_is_against_the_same_strategy() -> None:
     """Not against whichever cell has the fewest ranks."""
     cells = []

@@ -7,7 +7,6 @@ import pytest
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
 from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
-from harness.view.compare import detectable_effect
 from harness.view.value import (
     Effect,
     Kind,
@@ -76,13 +75,6 @@ def test_two_values_have_an_interval_only_where_they_decide_a_verdict() -> None:
 def test_effects_are_ratios_of_throughput_and_differences_of_other_metrics() -> None:
     assert str(effect_of(verdict(SPEED, 0.0, 0.0))) == "1.000× (1.000 to 1.000)"
     assert str(effect_of(verdict(ACCURACY, 0.01, 0.01))) == "+0.0100 (+0.0100 to +0.0100)"
-
-
-def test_a_detectable_effect_is_a_share_or_in_the_metrics_unit() -> None:
-    assert detectable_effect(verdict(SPEED, 0.0, 0.0)) == "1.0%"
-    assert detectable_effect(verdict(ACCURACY, 0.0, 0.0)) == "0.0100"
-    assert detectable_effect(verdict(SPEED, -5.0, 5.0)) == ">1,000%"
-    assert detectable_effect(verdict(SPEED, 0.1)) is None
 
 
 def test_rounding_up_reaches_the_next_unit() -> None:

@@ -16,17 +16,17 @@ from pathlib import Path
 
 from harness.core.ports import free_port
 from tests.programs.campaign.oracle import Finding
-from tests.programs.campaign.stage import RESULTS, RUN, sweep_stage
+from tests.programs.campaign.stage import RUN, sweep_stage
 
 COMMANDS = {
     "run": RUN,
     "force": (*RUN, "--force"),
-    "collect": ("collect", "campaign", *RESULTS),
-    "show": ("show", "campaign", *RESULTS),
-    "status": ("status", "campaign", *RESULTS),
-    "watch": ("status", "campaign", "--watch", *RESULTS),
-    "report": ("report", "campaign", *RESULTS),
-    "ui": ("ui", *RESULTS),
+    "collect": ("collect", "campaign"),
+    "show": ("show", "campaign"),
+    "status": ("status", "campaign"),
+    "watch": ("status", "campaign", "--watch"),
+    "report": ("report", "campaign"),
+    "ui": ("ui",),
 }
 SERVER = "ui"  # it ends by Ctrl-C, once the other command has ended
 PAIRS = (

@@ -23,7 +23,7 @@ import psutil
 
 from harness.core.ports import free_port
 from tests.programs.campaign.oracle import Finding, Snapshot, check_report, take_snapshot
-from tests.programs.campaign.stage import RESULTS, RUN, TWO_RANKS, Stage, sweep_stage
+from tests.programs.campaign.stage import RUN, TWO_RANKS, Stage, sweep_stage
 from tests.programs.campaign.warm import is_running
 from tests.slurm.cluster import is_listening
 from tests.support.running import wait_until
@@ -87,7 +87,7 @@ class SignalCampaign:
         with stage.watching():
             if role == SERVER:
                 port = free_port()
-                server = stage.start(["ui", "--port", str(port), *RESULTS], number=1)
+                server = stage.start(["ui", "--port", str(port)], number=1)
                 wait_until(lambda: is_listening(port), START_TIMEOUT)
                 run = [*RUN, "--tracking-uri", f"http://127.0.0.1:{port}"]
             command = stage.start(run)

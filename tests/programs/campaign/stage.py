@@ -16,8 +16,7 @@ from tests.programs.campaign.warm import Ended
 from tests.support.running import line_sweep, local_profile
 
 DEADLINE = 180.0  # seconds after which a command counts as hung
-RESULTS = ("--results", "results")
-RUN = ("run", "line.yaml", "--cluster", "local.yaml", *RESULTS)  # both trials of the sweep
+RUN = ("run", "line.yaml", "--cluster", "local.yaml")  # both trials of the sweep
 SWEEP_KEYS: Mapping[str, Any] = {
     "name": "campaign",
     "seeds": [0, 1],

@@ -102,7 +102,7 @@ class SlurmKiller:
         (self.folder / "steps").mkdir()
         (self.folder / "hurry").touch()
         profile = local_profile(self.folder, slots=4)
-        ended = harness("run", str(sweep), "--cluster", str(profile), "--results", str(whole.path))
+        ended = harness("--results", str(whole.path), "run", str(sweep), "--cluster", str(profile))
         if ended.code:
             raise RuntimeError(f"the undisturbed trials are not done: {ended.err}{ended.out}")
         (self.folder / "hurry").unlink()

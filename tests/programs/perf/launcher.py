@@ -37,10 +37,10 @@ def time_sweep(folder: Path, cells: int) -> float:
     axes = {"world_size": RANKS, "strategy": "ddp"}
     sweep = write(folder, axes=axes, matrix={"lr": rates}, length={"steps": STEPS})
     profile = local_profile(folder, slots=RANKS)
-    command = [str(BIN / "harness"), "run", str(sweep), "--cluster", str(profile)]
+    command = [str(BIN / "harness"), "--results", str(folder / "results")]
+    command += ["run", str(sweep), "--cluster", str(profile)]
     start = time.perf_counter()
     with (folder / "run.log").open("w") as log:
-        command += ["--results", str(folder / "results")]
         subprocess.run(command, stdout=log, stderr=log, check=True)
     return time.perf_counter() - start
 

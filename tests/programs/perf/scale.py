@@ -134,7 +134,7 @@ def measure(unit: str, size: int, *arguments: str, aside: str | Path) -> Point:
     """Run a command of the harness and return what it took; raises RuntimeError if it failed."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", *arguments, "--results", str(aside)],
+        [sys.executable, "-m", "harness.cli", "--results", str(aside), *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

@@ -30,13 +30,15 @@ def troubles(
     """
     found = []
     for record in records:
-        reasons = [str(record.failure)] if record.failure else []
-        reasons += record.violations
-        reasons += [f"an earlier attempt: {earlier}" for earlier in record.previous_failures]
         trial_folder = folder.trial_folder(record.trial.id)
         log = trial_folder.launch_log
-        if record.failure and record.failure.log:
-            log = trial_folder.path / record.failure.log
+        reasons = list(record.violations)
+        if record.failure is not None:
+            reasons.insert(0, str(record.failure))
+            if record.failure.log:
+                log = trial_folder.path / record.failure.log
+        for earlier in record.previous_failures:
+            reasons.append(f"an earlier attempt: {earlier}")
         if reasons:
             found.append((record, reasons, log))
     return found
@@ -48,13 +50,10 @@ def environment_table(records: Sequence[Record]) -> Table:
     Several values are a warning to whoever compares the trials.
     """
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
-    previous: Environment | None = None
     for record in records:
-        # Most trials have the same as the one before.
-        if record.environment is None or record.environment == previous:
+        if record.environment is None:
             continue
-        previous = record.environment
-        for name, value in environment_fields(previous).items():
+        for name, value in environment_fields(record.environment).items():
             if value not in ("", None):
                 values.setdefault(name, {})[as_text(value)] = None
     table = Table(["setting", "value"])
@@ -70,23 +69,24 @@ def recipe(
 
     They have the user's code, the harness and the packages of the trial that ended last.
     """
-    last = max(records, key=lambda record: (record.environment is not None, record.ended))
-    environment = last.environment
-    repository = environment.repository if environment else None
+    by_end = sorted(records, key=lambda record: record.ended)
+    environments = [record.environment for record in by_end if record.environment]
+    environment = repository = code = None
+    if environments:
+        environment = environments[-1]
+        repository, code = environment.repository, environment.code
     commands, warnings = _checkout(sweep, repository, folder)
-    code = environment.code if environment else None
     if code is not None and code.commit and (not repository or code.commit != repository.commit):
         changes = ", which had uncommitted changes" if code.dirty else ""
         commands += [f"# in a checkout of the harness{changes}", f"git checkout {code.commit}"]
-    repositories = [record.environment.repository for record in records if record.environment]
-    if any(other != repository for other in repositories):
+    if any(other.repository != repository for other in environments):
         warnings.append("The trials ran on several commits; the commands use the last one.")
     results = Results(folder.path.parent.parent)
     commands += [
         _install_command(environment),
         _run_command(sweep, records),
         "# its trials again, compared with what they computed",
-        f"{shlex.join(['harness', 'reproduce', sweep.name])}{results.flag}",
+        results.command(f"reproduce {shlex.quote(sweep.name)}"),
     ]
     return commands, warnings
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.records.record import Record
-from harness.view.html.plots import Plot, losses, plot
+from harness.view.plots import Plot, losses, plot
 from tests.factories import make_cell, make_record, with_ranks
 
 STEPS = 400

@@ -108,13 +108,15 @@ def plot(
         if len(trials) > 1 and len(lines) <= MOST_RANGES:
             low, high = list(map(min, columns)), list(map(max, columns))
             axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-        legend.append((color, " = ".join(names[number] for number in numbers)))
+        legend.append((color, " = ".join(map(names.__getitem__, numbers))))
     axes.set_xlabel("step", fontsize=9, color=INK)
     axes.set_ylabel(y_label, fontsize=9, color=INK)
     axes.tick_params(labelsize=8.5, colors=INK, which="both")
     axes.grid(True, color="#DDDDDD", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    note = f"the {len(COLORS)} fastest of {len(lines)}" if len(lines) > len(COLORS) else ""
+    note = ""
+    if len(lines) > len(COLORS):
+        note = f"the {len(COLORS)} fastest of {len(lines)}"
     drawing = _svg(figure, f"{y_label} of {title}")
     return Plot(title=title, svg=drawing, lines=legend, note=note)
 

@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
@@ -22,11 +21,11 @@ from harness.analysis.parity import read_known_parity
 from harness.analysis.result import UNRECORDED
 from harness.analysis.sweep_result import SweepResult, attributions
 from harness.core.errors import BadInput
-from harness.core.paths import Results, write_atomically
+from harness.core.paths import Results
 from harness.core.text import counted
 from harness.records.store import RecordedSweep
+from harness.view import origin, plots
 from harness.view.findings import conclusions, remarks
-from harness.view.html import origin, plots
 from harness.view.names import cell_names
 from harness.view.parity import parity_view
 from harness.view.sweep import LEGEND, cells_table, effects_table
@@ -36,11 +35,6 @@ from harness.view.view import Table
 MAX_CURVES = 40  # cells of a workload whose losses are read: the fastest
 MAX_TROUBLES = 20  # trials that are described with their logs
 REACH = 4.0  # how many times beyond a ratio the scale goes for its interval
-
-
-def write_report(path: Path, results: Results, recorded: RecordedSweep) -> None:
-    """Write the report of a sweep that has run; raises BadInput as `render` does."""
-    write_atomically(path, render(results, recorded))
 
 
 def render(results: Results, recorded: RecordedSweep) -> str:
@@ -55,22 +49,25 @@ def render(results: Results, recorded: RecordedSweep) -> str:
     result = SweepResult.of_records(sweep, records)
     parity = read_known_parity(folder, result.cells)
     names = cell_names(result.all_cells)
-    tables, curves = [], []
-    for label in result.workloads:
+    tables, curves, effects = [], [], []
+    by_workload = attributions(result.side)
+    for label, cells in result.workloads.items():
         tables.append(cells_table(result, label, parity, wide=True))
-        ranking = result.ranking(label)[:MAX_CURVES]
-        done = {names[cell.cell.id]: result.done_records(cell.cell) for cell in ranking}
-        target = next((cell.target.name for cell in ranking if cell.target), "target metric")
+        target = "target metric"
+        done = {}
+        for cell in result.ranking(label)[:MAX_CURVES]:
+            done[names[cell.cell.id]] = result.done_records(cell.cell)
+            if cell.target is not None:
+                target = cell.target.name
         curves.append(plots.plot(label, "training loss", done, plots.losses))
         curves.append(plots.plot(label, target, done, plots.metrics))
-    effects = []
-    for label, attribution in attributions(result.side).items():
+        attribution = by_workload.get(label)
         # The effect of a single axis is what the verdicts on its cells say.
-        if len(naming_axes([cell.cell for cell in result.workloads[label]])) > 1:
+        if attribution is not None and len(naming_axes([cell.cell for cell in cells])) > 1:
             effects.append(effects_table(label, attribution))
     failures = origin.troubles(records, folder)
     commands, warnings = origin.recipe(sweep, records, folder)
-    loader = jinja2.PackageLoader("harness.view.html")
+    loader = jinja2.PackageLoader("harness.view")
     templates = jinja2.Environment(
         loader=loader,
         autoescape=True,  # a name or a log may hold markup
@@ -87,7 +84,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         cells=tables,
         legend=LEGEND,
         effects=effects,
-        curves=[curve for curve in curves if curve is not None],
+        curves=list(filter(None, curves)),
         failures=failures[:MAX_TROUBLES],
         more_failures=len(failures[MAX_TROUBLES:]),
         parity=parity_view(parity).tables if parity else (),
@@ -108,14 +105,17 @@ def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
     ended = max(record.ended for record in records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
     counts = Counter(f"{record.status}" for record in records)
-    counts["not run"] = sum(cell.left_out.get(UNRECORDED, 0) for cell in result.cells)
+    hardware: dict[str, None] = {}  # an ordered set
+    for cell in result.cells:
+        counts["not run"] += cell.left_out.get(UNRECORDED, 0)
+        hardware |= dict.fromkeys(cell.hardware)
     counts["unreadable"] = len(recorded.unreadable)
     counts["of other code or settings"] = recorded.other_count
-    trials = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    hardware = {key: None for cell in result.cells for key in cell.hardware}
+    trials = [f"{count} {status}" for status, count in counts.items() if count]
+    trials.append(counted(len(shown_seeds(sweep, records)), "seed"))
     return {
         "cells": f"{len(result.cells):,} of {counted(len(result.workloads), 'workload')}",
-        "trials": f"{trials}, {counted(len(shown_seeds(sweep, records)), 'seed')}",
+        "trials": ", ".join(trials),
         "measured": f"{moment}, in {duration(ended - started)}",
         "on": "; ".join(hardware) or "unknown hardware",
     }
@@ -129,8 +129,9 @@ def drawing_of(table: Table) -> Callable[[float], float]:
     drawn = [1.0]
     for value in itertools.chain.from_iterable(table.rows):
         if isinstance(value, Effect) and 0 < value.value < math.inf:
-            ends = (value.value, *(value.bounds or ()))
-            drawn += [end for end in ends if 1 / REACH <= end / value.value <= REACH]
+            for end in (value.value, *(value.bounds or ())):
+                if 1 / REACH <= end / value.value <= REACH:
+                    drawn.append(end)
     low, high = math.log(min(drawn)), math.log(max(drawn))
     margin = max(high - low, 0.02) / 20
 

@@ -1,1 +1,0 @@
-"""Renders a sweep as one HTML file without a script: it needs no network and no MLflow."""
