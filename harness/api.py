@@ -524,13 +524,15 @@ def run(
     >>> harness.run("quickstart", settings={"precison": "bf16"})
     Traceback (most recent call last):
     ...
-    harness.core.errors.BadInput: --set precison="bf16": unknown axis or key; did you mean 'precision'?
+    harness.core.errors.BadInput: --set precison="bf16": unknown axis; did you mean 'precision'?
     """
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     planned = _planned(sweep, choices, launcher="torchrun")
     loaded, results = planned.sweep, planned.results
-    profile = with_tolerance(planned.profile, tolerate_load=tolerate_load)
+    profile = planned.profile
+    if tolerate_load:
+        profile = with_tolerance(profile)
     sweep_folder = results.sweep_folder(loaded.name)
     view = RunView(loaded, TerminalConsole(quiet=not progress), planned.estimates, profile)
 

@@ -48,17 +48,21 @@ def make_cell(
 ) -> Cell:
     """A cell of the workload `label`; `axes` are those that differ from eager fp32 on one rank."""
     options = {"hidden": [256, 128], "dropout": 0.2} if options is None else options
-    data = {"source": "digits", "split_seed": 0}
     return Cell(
         workload=WorkloadRef(
             label=label,
             uses=label,
-            options=options,
-            data=data,
+            settings={
+                **{f"options.{name}": value for name, value in options.items()},
+                "data.source": "digits",
+                "data.split_seed": 0,
+            },
             identity={
                 "uses": label,
-                "options": dict(options),
-                "data": {"source": "digits"},
+                "settings": {
+                    **{f"options.{name}": value for name, value in options.items()},
+                    "data.source": "digits",
+                },
                 "files": None,
             },
         ),

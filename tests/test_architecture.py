@@ -46,7 +46,7 @@ RANK_VARIABLES = {
 RANK_VARIABLES_MAY_BE_NAMED = {
     "harness.training.ranks",
     "harness.launch.launcher",  # says what launchers set
-    "harness.sweep.environment",  # says what no sweep may set
+    "harness.sweep.axes",  # says what no sweep may set
 }
 # With an underscore, and yet in the documentation of Python.
 DOCUMENTED = {"_exit", "_current_frames", "_replace"}

@@ -93,8 +93,10 @@ def dump(cell: CellResult) -> str:
     It is the same for the same trials, and holds no path of this machine: of the data only what the
     cell's identity says of it, and neither evaluations nor names of nodes.
     """
-    identity_data = cell.cell.workload.identity.get("data") or {}
-    workload = replace(cell.cell.workload, data=identity_data, file_states={})
+    workload = cell.cell.workload
+    settings = {f"options.{name}": value for name, value in workload.options.items()}
+    settings |= workload.identity["settings"]
+    workload = replace(workload, settings=settings, file_states={})
     trials = [replace(trial, improvements=(), hosts=()) for trial in cell.trials]
     portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
     return sealed_text(asdict(Baseline(label=cell.cell.label, result=portable)))

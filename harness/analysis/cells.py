@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 
 from harness.records.record import Record
-from harness.sweep.axes import AXES
+from harness.sweep.axes import FIELDS
 from harness.sweep.cell import Cell, axis_names
 from harness.sweep.sweep import Sweep
 
@@ -16,11 +16,15 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
 
     These are the columns that a table of the cells needs; the others would say the same everywhere.
     """
+    changed: set[str] = set()
+    for cell in cells:
+        changed.update(cell.axes.changed)
     varying = []
     for axis in axis_names(cells):
-        if axis in AXES:  # of a script too, whose own axes are not known
-            levels = set(map(attrgetter(f"axes.{axis}"), cells))
-        else:
+        levels: set[Hashable] = set()
+        if axis in changed:  # of a script too, whose own axes are not known
+            levels = set(map(attrgetter(f"axes.{FIELDS[axis]}"), cells))
+        elif axis not in FIELDS:
             levels = {cell.level(axis) for cell in cells}
         if len(levels) > 1:
             varying.append(axis)

@@ -33,8 +33,8 @@ from harness.core.text import counted
 from harness.records.differences import differences, identity_settings, shown
 from harness.statistics.estimate import FEWEST_SESSIONS
 from harness.statistics.verdict import MetricVerdict, Question, judge
-from harness.sweep.cell import SECTIONS, THROUGHPUT_UNITS, Cell, axis_names, setting_of
-from harness.sweep.environment import PREFIX
+from harness.sweep.axes import PREFIX
+from harness.sweep.cell import THROUGHPUT_UNITS, Cell, axis_names, is_setting
 
 ABSENT = object()  # in place of a setting that a cell's identity lacks: null is a value
 NOT_INTERLEAVED = (
@@ -175,7 +175,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     Code and software may differ and are then named in `CellComparison.differences`. Raises BadInput for
     cells or hardware that differ in something that is not the question (`Rules.across`).
     """
-    names = {"hardware", *SECTIONS}
+    names = {"hardware", "options", "data"}
     for side in (a, *other_sides):
         names.update(side.axes)
         for result in side.cells:
@@ -308,7 +308,7 @@ def setting_differences(
         is_equal = settings.get(name, ABSENT) == other_settings.get(name, ABSENT)
         if is_equal or _is_across(name, across):
             continue
-        if setting_of(name) is None or name in cell.workload.file_digests:
+        if not is_setting(name) or name in cell.workload.file_digests:
             differences[name] = settings.get(name), other_settings.get(name)
         else:  # the identity leaves out defaults
             differences[name] = cell.level(name), other.level(name)

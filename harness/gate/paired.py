@@ -198,7 +198,7 @@ def uncounted_steps(cell: Cell) -> int:
     The first steps of a turn use batches that loader workers prepared in the arm's last turn, and
     at least one step finds the other arm's data in the caches.
     """
-    prepared = cell.axes.num_workers * cell.axes.loader.prefetch_factor
+    prepared = cell.axes.num_workers * cell.axes.loader_prefetch_factor
     return max(1, prepared)
 
 

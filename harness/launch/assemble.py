@@ -25,7 +25,7 @@ from harness.records.record import (
     Summary,
     losses_of,
 )
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 from harness.training.order import join_digests
 
 

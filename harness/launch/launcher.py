@@ -15,7 +15,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import Process
 from harness.records.record import Failure
 from harness.records.running import FailedRank
-from harness.sweep.environment import Variables
+from harness.sweep.axes import Variables
 from harness.training.progress import SIGNAL
 
 if TYPE_CHECKING:  # it reads sweep files, which a rank does not

@@ -24,7 +24,7 @@ from harness.launch import controller
 from harness.launch.launcher import HASH_SEED, assign, exit_failure, rank_variables, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
-from harness.sweep.environment import Variables
+from harness.sweep.axes import Variables
 from harness.training.progress import SIGNAL
 
 # What srun and slurmstepd print when a task has ended, or the whole step.

@@ -22,8 +22,7 @@ from harness.core.packages import pins
 from harness.core.paths import cache_folder
 from harness.core.processes import run_command
 from harness.records.decode import FileFormat, decode_text
-from harness.sweep.cell import Cell
-from harness.sweep.stack import Stack
+from harness.sweep.cell import Cell, Stack
 
 if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
     from harness.sweep.sweep import Sweep

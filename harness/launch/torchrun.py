@@ -33,8 +33,8 @@ from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure,
 from harness.launch.stack import ReadyStack, bound_command
 from harness.records.record import Failure
 from harness.records.running import FailedRank, read_failed_ranks
+from harness.sweep.axes import Variables
 from harness.sweep.cluster import Profile
-from harness.sweep.environment import Variables
 from harness.training.progress import SIGNAL
 
 

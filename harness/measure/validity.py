@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.records.record import RankResult, Summary
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 
 # Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
 MIN_TELEMETRY = 1.0

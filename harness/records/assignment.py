@@ -15,8 +15,7 @@ from harness.records.bounds import Number, Ordinal
 from harness.records.code import Code, Repository
 from harness.records.decode import FileFormat, decode_file
 from harness.records.seal import sealed_text
-from harness.sweep.cell import Profiling, Trial
-from harness.sweep.saving import CheckpointRules
+from harness.sweep.cell import CheckpointRules, Profiling, Trial
 
 SCHEMA = 2  # a gate's arm may run a worker of another revision than writes its assignment
 ASSIGNMENT_FORMAT = FileFormat(

@@ -12,15 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
 from harness.core.variables import is_incidental
 from harness.records.environment import Environment
 from harness.records.record import Record
-from harness.sweep.axes import AXES
-from harness.sweep.cell import SECTIONS, Cell, Trial
-from harness.sweep.environment import PREFIX
+from harness.sweep.axes import AXES, PREFIX
+from harness.sweep.cell import Cell, Trial
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest
@@ -44,7 +42,6 @@ ENVIRONMENT_NAMES = {"code": "harness", "dynamic_files": "code.files"}
 # Settings of a run that can change what it computes, or how fast.
 RUN_SETTINGS = ("launcher", "device", "profile")
 # Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
-READ_AXES = attrgetter(*AXES)
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 HEX_DIGEST = re.compile(r"[0-9a-f]{40,}")
 SHOWN_DIGITS = 12  # of a digest or a commit, in text
@@ -117,10 +114,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     chooses, and without absolute paths of data, which belong to one machine.
     """
     identity = cell.workload.identity
-    settings: dict[str, Any] = {"workload": identity["uses"]}
-    for section in SECTIONS:
-        for name, value in (identity.get(section) or {}).items():
-            settings[f"{section}.{name}"] = value
+    settings: dict[str, Any] = {"workload": identity["uses"], **identity["settings"]}
     for name in ("arguments", "target", "module", "launch"):
         if name in identity:
             settings[name] = identity[name]
@@ -130,7 +124,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
         "evaluate": str(cell.evaluate),
         "stop": None if cell.stop is None else asdict(cell.stop),
         "warmup": cell.warmup,
-        **dict(zip(AXES, READ_AXES(cell.axes), strict=True)),
+        **cell.axes.values,
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
     if cell.stack is not None:

@@ -15,8 +15,8 @@ from harness.core.variables import WITHHELD, is_secret_name, recorded_value
 from harness.records import seal
 from harness.records.differences import as_text, flatten
 from harness.records.record import Record, RunSettings
+from harness.sweep.cell import CheckpointRules
 from harness.sweep.cluster import Profile
-from harness.sweep.saving import CheckpointRules
 from harness.sweep.sweep import Sweep
 
 ASSIGNED = re.compile(r"(\w+)=")  # in a line of shell: the name of a variable

@@ -15,16 +15,13 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
-from harness.sweep.apart import call_apart
-from harness.sweep.cell import Cell, Trial
-from harness.sweep.cluster import Profile
+from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial, section_of
+from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.document import Document
 from harness.sweep.files import FileDigests
-from harness.sweep.saving import NEVER, CheckpointRules
-from harness.sweep.sweep import Sweep
+from harness.sweep.sweep import Sweep, call_apart
 from harness.sweep.sweepfile import apply_data
-from harness.sweep.validity import ValidityRules
-from harness.sweep.workload import WorkloadEntry, find_reason, read_workload
+from harness.sweep.workload import SweepWorkload, WorkloadEntry, find_reason
 from workloads.catalog import BUILT_IN
 
 TIMEOUT = 24 * 3600.0  # seconds, for a trial whose timeout was not recorded
@@ -47,9 +44,9 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     """
     workload = cell.workload
     entry: dict[str, Any] = {"uses": workload.uses}
-    entry["options"] = dict(workload.options)
+    entry["options"] = workload.options
     if not workload.is_script:
-        entry["data"] = dict(workload.data)
+        entry["data"] = section_of(workload.settings, "data")
     else:
         entry["arguments"] = list(workload.arguments or ())
         entry["target"] = None if workload.target is None else asdict(workload.target)
@@ -64,8 +61,8 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     parsed: WorkloadEntry = document.validate(
         WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
     )
-    planned = read_workload(document, workload.label, parsed)
-    plan = planned.plan(planned.settings, FileDigests())
+    planned = SweepWorkload(document, workload.label, parsed)
+    plan = planned.plan(parsed.settings, FileDigests())
     conflict = find_reason(plan, cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")

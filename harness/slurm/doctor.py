@@ -27,8 +27,7 @@ from harness.records.files import read_record_if_exists
 from harness.records.record import Record
 from harness.slurm.status import SweepStatus, TrialState, read_statuses, until_over
 from harness.slurm.submit import cancel, submit
-from harness.sweep.cluster import Profile, available_slots
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions, available_slots
 from harness.sweep.sweep import Sweep, find_sweep_file, load_sweep
 
 MAX_RANKS_HERE = 2  # of the trial on this machine
@@ -116,10 +115,9 @@ def _examine_cluster(profile: Profile, folder: Path, *, all_nodes: bool) -> list
     checks = [Check(name="Slurm", passed=not ping.returncode, detail=detail)]
     if ping.returncode:
         return checks
-    slurm = profile.slurm
-    if slurm.time_limit_seconds > 60 * MAX_MINUTES:
-        # The warning ahead of the limit is of no use here, and has to be shorter than the limit.
-        slurm = replace(slurm, sbatch={**slurm.sbatch, "time": MAX_MINUTES}, warning=1)
+    # The warning ahead of the limit is of no use here.
+    sbatch = {**profile.slurm.sbatch, "time": MAX_MINUTES}
+    slurm = replace(profile.slurm, sbatch=sbatch, warning=1)
     profiles = {"trial": replace(profile, slurm=slurm)}
     if all_nodes:
         profiles = {}

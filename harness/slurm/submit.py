@@ -36,8 +36,7 @@ from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED
 from harness.slurm.submission import JobArray, Submission
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions
 from harness.sweep.sweep import Sweep
 
 if TYPE_CHECKING:

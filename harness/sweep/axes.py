@@ -1,27 +1,27 @@
 """The axes: every dimension of the matrix, its values, what it does and which combinations it has.
 
 The field of an axis declares it: its annotation is the type that sweep files are checked against, and
-its default is what a cell's id leaves out. `NEEDS` and `CONFLICTS` refuse combinations that would not
-train as the sweep says: an axis without effect would make two equal cells.
+its default is what a cell's id leaves out. `find_conflict` refuses combinations that would not train as
+the sweep says: an axis without effect would make two equal cells.
+
+Environment variables of the ranks are axes too, called `env.NAME`. All values end up in records, reports
+and MLflow, so secrets are refused. So are variables that the harness or a launcher sets itself, since
+theirs would replace what the sweep asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from itertools import chain
 from operator import attrgetter
-from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, get_type_hints
 
-from harness.core.validation import members_of
+from harness.core.errors import did_you_mean
+from harness.core.slurm_environment import JOB_PREFIXES, OPTION_PREFIXES
+from harness.core.variables import is_secret_name
 from workloads.settings import Between, Count
 
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
@@ -34,70 +34,30 @@ STRATEGIES = {
 }
 # Those that are torch's `fully_shard`, and so have its settings.
 FULLY_SHARDED = ("fsdp2", "hsdp")
+PREFIX = "env."
+Variables = Mapping[str, str | None]  # name -> value; None: unset
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # that a shell can set too
+VARIABLE_CHARACTERS = "letters, digits and _, no digit first"
+# What torchrun sets for its ranks.
+OF_TORCHRUN = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w+)$"
+)
+# What the harness sets, or what would change what it believes of the machine.
+RESERVED = re.compile(
+    r"(CUDA_VISIBLE_DEVICES"
+    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS"  # which follow the axis num_threads
+    r"|PYTHON(HOME|PATH|UNBUFFERED)|(TORCHINDUCTOR|TRITON)_CACHE_DIR)$"
+)
+RESERVED_PREFIXES = ("HARNESS_", *OPTION_PREFIXES, *JOB_PREFIXES)
 LOADER_AXES = ("loader.prefetch_factor", "loader.persistent_workers")  # of workers alone
-if TYPE_CHECKING:
-    StrategyName = str  # mypy can't build a Literal from a table
-else:
-    StrategyName = Literal[tuple(STRATEGIES)]
 AboveZero = Annotated[float, Between(1e-6)]
+# What the fields begin with that are parameters of torch's own functions: `torch.compile`,
+# `DistributedDataParallel`, `fully_shard` with its policies, and `DataLoader`. The field
+# `ddp_static_graph` is the axis `ddp.static_graph`.
+GROUPS = ("compile", "ddp", "fsdp", "loader")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TorchParameters:
-    """Parameters of a function of torch, by torch's own names: axes such as `ddp.static_graph`.
-
-    To add one, add a field with torch's default: it is handed on where a sweep changes it.
-    """
-
-    def changed(self) -> dict[str, Any]:
-        """Return the parameters that differ from their defaults, by name."""
-        changed = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value != item.default:
-                changed[item.name] = value
-        return changed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompileParameters(TorchParameters):
-    """Parameters of `torch.compile`."""
-
-    dynamic: bool | None = None
-    fullgraph: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DDPParameters(TorchParameters):
-    """Parameters of `DistributedDataParallel`."""
-
-    # Torch's own cap is 25 MiB, except for the first bucket, which has 1 MiB.
-    bucket_cap_mb: AboveZero | None = None
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    broadcast_buffers: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FSDPParameters(TorchParameters):
-    """Parameters of `fully_shard`, its MixedPrecisionPolicy and its CPUOffloadPolicy."""
-
-    reshard_after_forward: bool | None = None
-    reduce_dtype: Literal["fp32", "bf16"] | None = None
-    cpu_offload: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderParameters(TorchParameters):
-    """Parameters of `DataLoader`."""
-
-    prefetch_factor: Count = 2
-    persistent_workers: bool = True  # torch's default is False
-    pin_memory: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Axes:
     """One value of every axis.
 
@@ -117,18 +77,26 @@ class Axes:
     # Where Inductor and Triton keep compiled code. `cold` is for measuring the time of compiling: a
     # warm cache makes the second trial of a cell start faster than its first.
     cache: Literal["warm", "cold"] = "warm"
-    compile: CompileParameters = CompileParameters()
+    compile_dynamic: bool | None = None
+    compile_fullgraph: bool = False
     # tf32 is `torch.set_float32_matmul_precision("high")` with cuDNN's TensorFloat-32; bf16 and
     # fp16 are `torch.autocast`; bf16:fsdp2 is `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`;
     # fp64 has parameters, buffers and inputs in double precision, as a measure of rounding errors.
     precision: Literal["fp32", "tf32", "bf16", "fp16", "bf16:fsdp2", "fp64"] = "fp32"
     # How a model is distributed over the ranks: a name in STRATEGIES.
-    strategy: StrategyName = "single"
+    strategy: Literal["single", "ddp", "fsdp2", "hsdp"] = "single"
     # The ranks of a group that shares out the parameters of a model; the groups are replicas.
     shard_size: Annotated[int, Between(2)] | None = None
     world_size: Count = 1  # torchrun's, over all nodes
-    ddp: DDPParameters = DDPParameters()
-    fsdp: FSDPParameters = FSDPParameters()
+    # Torch's own cap is 25 MiB, except for the first bucket, which has 1 MiB.
+    ddp_bucket_cap_mb: AboveZero | None = None
+    ddp_gradient_as_bucket_view: bool = False
+    ddp_static_graph: bool = False
+    ddp_find_unused_parameters: bool = False
+    ddp_broadcast_buffers: bool = True
+    fsdp_reshard_after_forward: bool | None = None
+    fsdp_reduce_dtype: Literal["fp32", "bf16"] | None = None  # of the MixedPrecisionPolicy
+    fsdp_cpu_offload: bool = False  # CPUOffloadPolicy
     # Torch's communication hooks `bf16_compress_hook` and `fp16_compress_hook`.
     comm_hook: Literal["none", "bf16", "fp16"] = "none"
     # `resident` takes the loader out of a measurement: batches are gathered from tensors on the
@@ -136,7 +104,9 @@ class Axes:
     input: Literal["loader", "resident"] = "loader"
     # With 0 workers, the rank itself loads each batch, between two steps.
     num_workers: Annotated[int, Between(0)] = 0
-    loader: LoaderParameters = LoaderParameters()
+    loader_prefetch_factor: Count = 2
+    loader_persistent_workers: bool = True  # torch's default is False
+    loader_pin_memory: bool | None = None
     # Of the global batch, so that cells of different world sizes train on the same batches. The
     # only axis without a default here: its default is the workload's.
     batch_size: Count
@@ -170,62 +140,48 @@ class Axes:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Axes:
         """Return the axes with these values, by name; those without one have their defaults."""
-        own: dict[str, Any] = {}
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            group, dot, parameter = name.partition(".")
-            if dot:
-                groups.setdefault(group, {})[parameter] = value
-            else:
-                own[name] = value
-        for group, parameters in groups.items():
-            own[group] = PARAMETERS[group](**parameters)
-        return cls(**own)
+        return cls(**{FIELDS[name]: value for name, value in values.items()})
 
     def value(self, name: str) -> Any:
         """Return the value of an axis, such as `precision` or `ddp.bucket_cap_mb`."""
-        return attrgetter(name)(self)
+        return getattr(self, FIELDS[name])
 
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
         return dict(zip(AXES, READ_ALL(self), strict=True))
 
-    @property
+    @cached_property
     def changed(self) -> dict[str, Any]:
-        """Return the values that differ from their defaults, by the name of the axis."""
-        changed = {"batch_size": self.batch_size}  # without a default of its own
-        for name, value in self.values.items():
-            if name != "batch_size" and value != DEFAULTS[name]:
+        """The values that differ from their defaults, by the name of the axis."""
+        changed: dict[str, Any] = {}
+        for name, value, default in zip(AXES, READ_ALL(self), STANDARD, strict=True):
+            if value != default:
                 changed[name] = value
         return changed
 
+    def torch_parameters(self, group: str) -> dict[str, Any]:
+        """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
+        parameters: dict[str, Any] = {}
+        for axis, value in self.changed.items():
+            if axis.startswith(f"{group}."):
+                parameters[axis.removeprefix(f"{group}.")] = value
+        return parameters
 
-# What `harness axes` says about each axis: the effect of its values, and what it needs to have one.
+
+# What `harness axes` says about each axis but torch's parameters: the effect of its values, and what it
+# needs to have one.
 HELP = {
     "execution": "torch.compile, in its mode default, reduce-overhead (CUDA graphs, on GPUs) or max-autotune",
     "cache": "the compiler's cache: shared by all trials, or a new one",
-    "compile.dynamic": "shapes taken as variable; null: once a shape changes",
-    "compile.fullgraph": "a graph break fails the trial",
     "precision": "bf16: autocast; fp16: autocast with loss scaling; tf32: on GPUs from Ampere on; bf16:fsdp2:"
     " FSDP2's MixedPrecisionPolicy; fp64: parameters, buffers and inputs, to measure rounding errors",
     "strategy": "one process; DistributedDataParallel; fully_shard; the same within groups of ranks",
     "shard_size": "ranks that hold one copy of the model; the groups average gradients",
     "world_size": "ranks, one GPU or one core each; above 1 with another strategy than single",
-    "ddp.bucket_cap_mb": "MiB of gradients sent at once, of a model that is larger; null: torch's own",
-    "ddp.gradient_as_bucket_view": "gradients live in buckets",
-    "ddp.static_graph": "the graph of the first step is that of all",
-    "ddp.find_unused_parameters": "parameters may have no gradient in a step",
-    "ddp.broadcast_buffers": "rank 0's buffers are copied to all ranks before a forward",
-    "fsdp.reshard_after_forward": "frees parameters after forward; null: all but the root's",
-    "fsdp.reduce_dtype": "the type in which gradients are summed up; null: that of the parameters",
-    "fsdp.cpu_offload": "parameters, gradients and the optimizer's state in the host's memory; a GPU computes",
     "comm_hook": "how DDP sends gradients: as they are, or in fewer bits",
     "input": "a DataLoader, or all training samples kept on the device",
     "num_workers": "loader workers of each rank",
-    "loader.prefetch_factor": "batches that each worker holds ready",
-    "loader.persistent_workers": "workers live from epoch to epoch",
-    "loader.pin_memory": "page-locked batches, with a GPU; null: on GPUs",
     "batch_size": "samples of an optimizer step, over all ranks; else the workload's own",
     "grad_accum_steps": "micro-steps of an optimizer step; gradients are shared in the last",
     "reduction": "order of summing gradients; tree: the same bits at 1, 2, 4 … ranks, for ddp and fsdp2",
@@ -240,31 +196,34 @@ HELP = {
     "stack": "another interpreter or container with its own torch, by its name in the sweep's key stacks;"
     " null: that of the harness",
 }
-# The class of each group of torch's parameters, by the beginning of their names.
-PARAMETERS: dict[str, Any] = {
-    "compile": CompileParameters,
-    "ddp": DDPParameters,
-    "fsdp": FSDPParameters,
-    "loader": LoaderParameters,
-}
-# The annotated type of each axis that a sweep may set, in the order of the class.
-AXIS_TYPES: dict[str, Any] = {}
-# With `include_extras`, or the bounds inside Annotated would be lost.
-for _name, _kind in get_type_hints(Axes, include_extras=True).items():
-    if _name in PARAMETERS:
-        for _parameter, _type in get_type_hints(_kind, include_extras=True).items():
-            AXIS_TYPES[f"{_name}.{_parameter}"] = _type
-    else:
-        AXIS_TYPES[_name] = _kind
-AXES = tuple(AXIS_TYPES)
-READ_ALL = attrgetter(*AXES)  # at once, as a sweep may have a hundred thousand points
-WORDS = {bool: ("false", "true"), NoneType: ("null",)}  # as which a type's values are spelled
+
+
+def help_of(axis: str) -> str:
+    """Return what `harness axes` says about an axis."""
+    return HELP.get(axis, "torch's parameter of this name")
+
+
+def _axis_of(field: str) -> str:
+    """Return the axis of a field: `ddp.static_graph` of `ddp_static_graph`."""
+    group, _, parameter = field.partition("_")
+    return f"{group}.{parameter}" if group in GROUPS else field
+
+
+# The field of each axis, in the order of the class, and its annotated type. Without `include_extras`, the
+# bounds inside Annotated would be lost.
+FIELDS = {_axis_of(field.name): field.name for field in fields(Axes)}
+_types = get_type_hints(Axes, include_extras=True)
+AXIS_TYPES: dict[str, Any] = {axis: _types[field] for axis, field in FIELDS.items()}
+AXES = tuple(FIELDS)
+READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
 del DEFAULTS["batch_size"]
+STANDARD = [DEFAULTS.get(axis) for axis in AXES]  # a batch size always differs from it
 
 
+GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
 # Axes, or the beginnings of their names, that do nothing unless something holds of other axes: they have
 # their defaults then. What needs a device is in GPU_SETTINGS.
 NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Axes], bool]], ...] = (
@@ -275,7 +234,6 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Axes], bool]], ...] = (
     (("num_workers", "loader.pin_memory"), "input loader", lambda axes: axes.input == "loader"),
     (LOADER_AXES, "num_workers", lambda axes: axes.num_workers > 0),
 )
-GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
 
 
 # The axes that change what is computed, where the others only change how. Cells that differ in one of
@@ -291,6 +249,15 @@ GPU_SETTINGS: dict[str, str | bool] = {
 }
 
 
+@cache
+def _need_of(axis: str) -> tuple[str, Callable[[Axes], bool]] | None:
+    """Return what an axis needs in words, and whether some axes have it; None of one without a need."""
+    for dependents, description, is_met in NEEDS:
+        if axis.startswith(dependents):
+            return description, is_met
+    return None
+
+
 def find_conflict(axes: Axes) -> str | None:
     """Return why a combination of axes makes no sense, None if it does.
 
@@ -299,91 +266,65 @@ def find_conflict(axes: Axes) -> str | None:
     NotApplied.
     """
     for name in axes.changed:
-        for dependents, description, is_met in NEEDS:
-            if name.startswith(dependents) and not is_met(axes):
-                return f"{name} does nothing without {description}"
-    return _conflict_of_ranks(axes) or _conflict_of_tree(axes) or _conflict_of_torch(axes)
+        need = _need_of(name)
+        if need is not None and not need[1](axes):
+            return f"{name} does nothing without {need[0]}"
+    return next(
+        chain(_conflicts_of_ranks(axes), _conflicts_of_torch(axes), _conflicts_of_tree(axes)), None
+    )
 
 
-def _conflict_of_ranks(axes: Axes) -> str | None:
-    """Return why ranks can't share the model or the batch, None if they can."""
-    ranks = axes.world_size
-    if axes.strategy == "single" and ranks != 1:
-        return f"strategy single is one rank, world_size is {ranks}"
-    if axes.strategy == "hsdp" and axes.shard_size is None:
-        return "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
-    if axes.shard_size is not None and (ranks % axes.shard_size or ranks == axes.shard_size):
-        return (
-            f"shard_size {axes.shard_size} does not make two or more groups of world_size {ranks}"
-        )
+def _conflicts_of_ranks(axes: Axes) -> Iterator[str]:
+    """Yield each reason why ranks can't share the model or the batch."""
+    strategy, ranks, shard_size = axes.strategy, axes.world_size, axes.shard_size
+    if strategy == "single" and ranks != 1:
+        yield f"strategy single is one rank, world_size is {ranks}"
+    if strategy == "hsdp" and shard_size is None:
+        yield "strategy hsdp needs shard_size: the ranks that hold one copy of the model"
+    if shard_size is not None and (ranks % shard_size or ranks == shard_size):
+        yield f"shard_size {shard_size} does not make two or more groups of world_size {ranks}"
     # Gradients are averaged with equal weights, so the mean would not be that of the samples.
     if axes.batch_size % (ranks * axes.grad_accum_steps):
         problem = f"batch_size {axes.batch_size} can't be shared out evenly among {ranks} ranks"
-        return f"{problem} with {axes.grad_accum_steps} micro-steps each"
-    return None
+        yield f"{problem} with {axes.grad_accum_steps} micro-steps each"
 
 
-def _conflict_of_tree(axes: Axes) -> str | None:
-    """Return why gradients can't be summed in a tree, None if they can."""
-    ranks, steps = axes.world_size, axes.grad_accum_steps
-    if axes.reduction != "tree":
-        return None
-    if axes.comm_hook != "none":
-        reason = f"comm_hook {axes.comm_hook}: DDP takes one communication hook"
-    elif axes.strategy == "hsdp":
-        reason = "strategy hsdp: its leaves are ranks with samples"
-    elif axes.optimizer_impl == "fused":
-        reason = "optimizer_impl fused: its rounding depends on where a tensor is cut into shards"
-    elif axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
-        reason = (
-            "max_grad_norm under strategy fsdp2: the norm's own sum depends on the number of ranks"
-        )
-    # Only then are the ranks' gradients of a micro-step a subtree at any number of ranks.
-    elif (ranks * steps).bit_count() != 1 or ranks * steps == 1:
-        reason = (
-            f"{ranks} times {steps} leaves: world_size times grad_accum_steps has to be 2, 4, 8 …"
-        )
-    else:
-        return None
-    return f"reduction tree is unavailable with {reason}"
-
-
-def _conflict_of_torch(axes: Axes) -> str | None:
-    """Return which of torch's own settings exclude each other, None if none do."""
-    reduce_dtype, bucket_cap = axes.fsdp.reduce_dtype, axes.ddp.bucket_cap_mb
-    if axes.precision == "bf16:fsdp2" and axes.strategy not in FULLY_SHARDED:
-        return f"precision bf16:fsdp2 is FSDP2's own, strategy is {axes.strategy}"
-    if reduce_dtype == GRADIENT_TYPES.get(axes.precision, "fp32"):
-        return f"fsdp.reduce_dtype {reduce_dtype} does nothing with precision {axes.precision}"
+def _conflicts_of_torch(axes: Axes) -> Iterator[str]:
+    """Yield which of torch's own settings exclude each other."""
+    strategy, precision = axes.strategy, axes.precision
+    if precision == "bf16:fsdp2" and strategy not in FULLY_SHARDED:
+        yield f"precision bf16:fsdp2 is FSDP2's own, strategy is {strategy}"
+    if axes.fsdp_reduce_dtype == GRADIENT_TYPES.get(precision, "fp32"):
+        yield f"fsdp.reduce_dtype {axes.fsdp_reduce_dtype} does nothing with precision {precision}"
     # Micro-steps before the last run under `no_sync`, where DDP sees no gradient to share.
-    if axes.ddp.static_graph and axes.grad_accum_steps > 1:
-        reason = "DDP learns the graph from a backward that shares gradients"
-        return f"ddp.static_graph is unavailable with grad_accum_steps: {reason}"
+    if axes.ddp_static_graph and axes.grad_accum_steps > 1:
+        yield "ddp.static_graph needs a backward that shares gradients: no grad_accum_steps"
     # Torch's DDPOptimizer asserts that no bucket is smaller than the first one, which has 1 MiB.
-    if axes.execution != "eager" and bucket_cap is not None and bucket_cap < 1:
-        cap = f"ddp.bucket_cap_mb {bucket_cap:g}"
-        return f"{cap} is unavailable with execution compile: there torch takes 1 or more"
-    if axes.compile.fullgraph and axes.strategy != "single":
-        reason = "DDP's own forward breaks the graph, and FSDP2 breaks it between layers"
-        return f"compile.fullgraph is unavailable with strategy {axes.strategy}: {reason}"
+    if axes.execution != "eager" and (axes.ddp_bucket_cap_mb or 1) < 1:
+        yield f"ddp.bucket_cap_mb {axes.ddp_bucket_cap_mb:g} is too small for execution compile"
+    if axes.compile_fullgraph and strategy != "single":
+        yield f"compile.fullgraph is unavailable with strategy {strategy}, which breaks the graph"
     if axes.deterministic and axes.execution == "compile:max-autotune":
-        reason = "which chooses kernels by their time"
-        return f"deterministic is unavailable with execution {axes.execution}, {reason}"
-    return None
+        yield f"deterministic is unavailable with {axes.execution}, which chooses kernels by time"
 
 
-def axis_choices(axis: str) -> tuple[str, ...]:
-    """Return the words that an axis allows, as a sweep file spells them.
-
-    The tuple is empty for an axis of numbers and for a name that is no axis.
-    """
-    choices: list[str] = []
-    for member in members_of(AXIS_TYPES.get(axis)):
-        words = WORDS.get(member, get_args(member) if get_origin(member) is Literal else ())
-        if not words:
-            return ()
-        choices += words
-    return tuple(choices)
+def _conflicts_of_tree(axes: Axes) -> Iterator[str]:
+    """Yield each reason why gradients can't be summed in a tree."""
+    if axes.reduction != "tree":
+        return
+    problem = "reduction tree is unavailable with"
+    leaves = axes.world_size * axes.grad_accum_steps
+    if axes.comm_hook != "none":
+        yield f"{problem} comm_hook {axes.comm_hook}: DDP takes one communication hook"
+    if axes.strategy == "hsdp":
+        yield f"{problem} strategy hsdp: its leaves are ranks with samples"
+    if axes.optimizer_impl == "fused":
+        yield f"{problem} optimizer_impl fused, whose rounding depends on the cuts of shards"
+    if axes.strategy == "fsdp2" and axes.max_grad_norm is not None:
+        yield f"{problem} max_grad_norm under strategy fsdp2, whose sum depends on the ranks"
+    # Only then are the ranks' gradients of a micro-step a subtree at any number of ranks.
+    if leaves == 1 or leaves.bit_count() != 1:
+        yield f"{problem} {leaves} leaves: world_size times grad_accum_steps has to be 2, 4, 8 …"
 
 
 def setting_that_needs_gpu(axes: Axes) -> str | None:
@@ -392,6 +333,30 @@ def setting_that_needs_gpu(axes: Axes) -> str | None:
     Returns None if all settings work on a CPU.
     """
     for name, value in GPU_SETTINGS.items():
-        if axes.value(name) == value:
+        if axes.changed.get(name) == value:
             return f"{name}: found {str(value).lower()}"
+    return None
+
+
+def variable_of(axis: str) -> str | None:
+    """Return the variable that an axis sets: `NCCL_ALGO` of `env.NCCL_ALGO`; None of other axes."""
+    return axis.removeprefix(PREFIX) if axis.startswith(PREFIX) else None
+
+
+def unknown_axis(name: str, *others: str) -> str:
+    """Return the problem of a name that is no axis; `others` might be meant too."""
+    variable = f"{PREFIX}{name}" if name.isupper() else f"{PREFIX}NAME"
+    return f"unknown axis; {did_you_mean(name, [*AXES, variable, *others])}"
+
+
+def problem_of_variable(name: str) -> str | None:
+    """Return why a variable can't be an axis, None if it can."""
+    if not VARIABLE_NAME.fullmatch(name):
+        return f"found the name {name!r}; allowed: {VARIABLE_CHARACTERS}"
+    if RESERVED.match(name) or OF_TORCHRUN.match(name) or name.startswith(RESERVED_PREFIXES):
+        allowed = "allowed: variables that nothing else sets"
+        return f"found a variable that the harness or a launcher sets; {allowed}"
+    if is_secret_name(name):
+        allowed = "`environment` of the cluster profile, which withholds the value"
+        return f"found a name that speaks of a secret, and values are recorded; allowed: {allowed}"
     return None

@@ -16,18 +16,20 @@ import hashlib
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, get_args
 
+import msgspec
+from msgspec import Meta
+
 from harness.core.errors import BadInput
-from harness.sweep.axes import AXES, RECIPE_AXES, Axes
-from harness.sweep.environment import PREFIX, Variables
-from harness.sweep.stack import Stack
-from workloads.settings import Between, Count, Settings
+from harness.core.text import counted, parse_duration
+from harness.core.validation import Line
+from harness.sweep.axes import AXES, PREFIX, RECIPE_AXES, Axes, Variables
+from workloads.settings import Between, Count
 
 SOURCE = "source"  # the data setting that decides which others there are
-SECTIONS = ("options", "data")  # of the settings of a workload
 
 ThroughputUnit = Literal["samples/s", "steps/s"]
 THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
@@ -37,25 +39,30 @@ LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers",
 PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 ESCAPED = re.compile(r"\{(\{[A-Za-z_][A-Za-z0-9_]*\})\}")  # `{{name}}` is the text `{name}`
 
-# The order in which a file sets axes makes no difference to an id.
-SORTED_JSON = json.JSONEncoder(sort_keys=True)
 
 # A record has the time and the loss of every step, and is read as a whole.
 MAX_STEPS = 2**24
 StepCount = Annotated[int, Between(1, MAX_STEPS)]
+NEVER = "never"
+Interval = Annotated[
+    str,
+    Meta(
+        pattern=rf"^({NEVER}|[1-9]\d{{0,8}} *steps?|\d+(\.\d+)?(ms|s|m|h))\Z",
+        description=f"a time such as 10m, steps such as 500 steps, or {NEVER}",
+    ),
+]
 Seed = Annotated[int, Between(0, 2**32 - 1)]  # what `numpy.random.seed` takes
 Repeat = Annotated[int, Between(0)]
 
 
-def setting_of(axis: str) -> tuple[str, str] | None:
-    """Return the section and the name of the setting that an axis decides, None of other axes."""
-    section, _, name = axis.partition(".")
-    return (section, name) if section in SECTIONS and name else None
+def is_setting(axis: str) -> bool:
+    """Return whether an axis is a setting of a workload, such as `options.lr` or `data.path`."""
+    return axis.startswith(("options.", "data."))
 
 
 def is_axis(name: str) -> bool:
     """Return whether a name is one of an axis: of the harness's, of a setting, of a variable."""
-    return name in AXES or name.startswith(PREFIX) or setting_of(name) is not None
+    return name in AXES or name.startswith(PREFIX) or is_setting(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +75,7 @@ class Length:
     def __post_init__(self) -> None:
         """Raise ValueError unless exactly one of the two is set."""
         if (self.steps is None) == (self.epochs is None):
-            found = "neither steps nor epochs" if self.steps is None else "both steps and epochs"
-            raise ValueError(f"found {found}; allowed: one of them")
+            raise ValueError("found both steps and epochs, or neither; allowed: one of them")
 
     def in_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
@@ -78,10 +84,9 @@ class Length:
         return (self.epochs or 0) * steps_per_epoch
 
     def __str__(self) -> str:
-        count, unit = self.epochs, "epoch"
         if self.steps is not None:
-            count, unit = self.steps, "step"
-        return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+            return counted(self.steps, "step")
+        return counted(self.epochs or 0, "epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,63 @@ class Profiling:
     steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRules:
+    """The key `checkpoint` of a sweep file: which checkpoints are saved, and how many are kept."""
+
+    every: Interval | None = None  # null: 10m under Slurm, as a job may end at any moment
+    keep: Annotated[int, Between(1, 1000)] = 2  # the newest of these checkpoints
+    best: bool = False  # whether the parameters of the best evaluation are kept
+
+    @property
+    def steps(self) -> int | None:
+        """Return the interval in steps, None if it is one of time."""
+        count, is_steps, _ = str(self.every).partition("step")
+        return int(count) if is_steps else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the interval in seconds, None if it is no time."""
+        if self.every in (None, NEVER) or self.steps is not None:
+            return None
+        return parse_duration(str(self.every), "checkpoint")
+
+    def of(self, launcher: str, *, is_script: bool) -> CheckpointRules | None:
+        """Return the interval of a trial, None for never; a script saves what it saves."""
+        every = self.every or ("10m" if launcher == "slurm" else NEVER)
+        if is_script or every == NEVER:
+            return None
+        return replace(self, every=every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A value of the axis `stack`: another interpreter or container, with packages of its own.
+
+    A cell's id has its name and its definition. What is installed there is no part of the id, as it is
+    not for the interpreter of the harness: records say it.
+    """
+
+    # A path, relative to the sweep file's folder, or a name on PATH; null: python3 of the prefix.
+    python: Line | None = None
+    # A command that runs the command after it. It has to pass on the environment, the working
+    # directory and signals, and to show the files of this machine under their own paths.
+    prefix: Sequence[Line] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a stack that is none."""
+        if self.python is None and not self.prefix:
+            raise ValueError("found neither python nor prefix; allowed: one of them, or both")
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command that begins with the prefix and ends with the interpreter."""
+        return [*self.prefix, self.python or "python3"]
+
+    def __str__(self) -> str:
+        return " ".join(self.command)
+
+
 # How a script would be started by hand; `python` sets none of torchrun's variables.
 Launch = Literal["torchrun", "python"]
 
@@ -139,11 +201,11 @@ class WorkloadRef:
     label: str  # the sweep's name for it; no part of the identity
     # A built-in name, package.module:Class, file.py:Class, or a script: file.py
     uses: str
-    options: Mapping[str, Any]  # all of them, defaults included, as JSON can hold them
-    data: Mapping[str, Any]  # the same; paths of files are absolute
-    # What of its settings decides a result: `uses`, the options and data that differ from their
-    # defaults, the data's source, and the digests of the files of each setting. Paths are no part of
-    # it, the files' content is.
+    # All options and data by their axes, as in `options.lr`, defaults included, as JSON can hold them;
+    # paths of files are absolute.
+    settings: Mapping[str, Any]
+    # What of it decides a result: `uses`, the `settings` that differ from their defaults with the data's
+    # source, and `files`, the digests of the files of each setting. Paths are no part of it.
     identity: Mapping[str, Any]
     # By setting, a digest of the sizes and times of its files when their content was digested: as
     # long as it is the same, they need not be read again. No part of the identity.
@@ -171,17 +233,30 @@ class WorkloadRef:
     def require_class(self) -> None:
         """Raise BadInput for a script, where the harness's own loop is needed."""
         if self.is_script:
-            raise BadInput(
-                f"{self.label}: found {self.uses}, a script with its own loop; allowed for this command:"
-                " a workload class"
-            )
+            problem = f"found {self.uses}, a script with its own loop"
+            raise BadInput(f"{self.label}: {problem}; allowed for this command: a workload class")
 
     @property
-    def levels(self) -> dict[str, Any]:
-        """Return the value of every setting by its axis, as in `options.lr`."""
-        levels = {f"options.{name}": value for name, value in self.options.items()}
-        levels.update({f"data.{name}": value for name, value in self.data.items()})
-        return levels
+    def options(self) -> dict[str, Any]:
+        """Return the options by their names."""
+        return section_of(self.settings, "options")
+
+    @cached_property
+    def script_axes(self) -> frozenset[str]:
+        """The axes that are known of a script.
+
+        They are those that the harness applies itself, and those that arguments name. An option
+        of the same name is what the script gets instead.
+        """
+        named = set(placeholders_of(self.arguments or ())) - set(self.options)
+        if "rank_batch_size" in named:  # a rank's share of it
+            named.add("batch_size")
+        return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
+
+    @cached_property
+    def identity_digest(self) -> str:
+        """The SHA-256 of the identity, which many cells share."""
+        return _sha256(self.identity)
 
     @property
     def file_digests(self) -> Mapping[str, str]:
@@ -235,17 +310,15 @@ class Cell:
         It has only the settings that the sweep sets. So each arm of a gate takes the others from the
         defaults of its code.
         """
-        workload = self.workload
-        settings = {"options": dict(workload.options), "data": dict(workload.data)}
-        for section, name in filter(None, map(setting_of, workload.unset)):
-            del settings[section][name]
-        options, data = settings["options"], settings["data"]
-        return replace(self, workload=replace(workload, code=None, options=options, data=data))
+        workload, settings = self.workload, dict(self.workload.settings)
+        for axis in workload.unset:
+            settings.pop(axis, None)
+        return replace(self, workload=replace(workload, code=None, settings=settings))
 
     def digest(self, code: Mapping[str, str] | None) -> str:
         """Return the SHA-256 over all settings and the code."""
         settings: dict[str, Any] = {
-            "workload": self.workload.identity,
+            "workload": self.workload.identity_digest,
             "axes": self.axes.changed,
             "length": str(self.length),
             "evaluate": str(self.evaluate),
@@ -255,7 +328,7 @@ class Cell:
             "stack": self.stack and asdict(self.stack),
             "code": code,
         }
-        return hashlib.sha256(SORTED_JSON.encode(settings).encode()).hexdigest()
+        return _sha256(settings)
 
     @property
     def throughput_unit(self) -> ThroughputUnit:
@@ -277,30 +350,23 @@ class Cell:
     def level(self, axis: str) -> Hashable:
         """Return the value of an axis, by its name in a sweep file; None of an unset variable.
 
-        So it is of a setting that the workload does not have. Raises AttributeError for what is no
-        axis.
+        So it is of a setting that the workload does not have. Raises KeyError for what is no axis.
         """
-        section, _, name = axis.partition(".")
-        if section in SECTIONS:
-            return hashable(getattr(self.workload, section).get(name))
-        if section == "env":
-            return self.environment.get(name)
-        if self.workload.is_script and axis not in self._axes_of_script:
+        if is_setting(axis):
+            return hashable(self.workload.settings.get(axis))
+        if axis.startswith(PREFIX):
+            return self.environment.get(axis.removeprefix(PREFIX))
+        if self.workload.is_script and axis not in self.workload.script_axes:
             return None  # what the script does, if anything, is not known
         level: Hashable = self.axes.value(axis)
         return level
-
-    @cached_property
-    def _axes_of_script(self) -> frozenset[str]:
-        """The axes that are known of a script."""
-        return script_axes(self.workload.arguments or (), self.workload.options)
 
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
         levels = self.axes.values
         if self.workload.is_script:
-            levels = {name: levels[name] for name in levels if name in self._axes_of_script}
+            levels = {name: levels[name] for name in AXES if name in self.workload.script_axes}
         for name, value in self.environment.items():
             levels[f"{PREFIX}{name}"] = value
         for axis in self.workload.axes:
@@ -319,7 +385,7 @@ class Cell:
             parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
             # Of the axes that labels of other workloads show in short, those that the script gets.
             for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
-                if name in self._axes_of_script:
+                if name in self.workload.script_axes:
                     parts.append(f"{name}={axis_value(axes.value(name))}")
         else:
             ranks = "" if axes.strategy == "single" else f"×{axes.world_size}"
@@ -340,24 +406,12 @@ def placeholders_of(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(PLACEHOLDER.findall(" ".join(arguments))))
 
 
-def script_axes(arguments: Sequence[str], options: Mapping[str, Any]) -> frozenset[str]:
-    """Return the axes that are known of a script.
-
-    They are those that the harness applies itself, and those that arguments name. An option
-    of the same name is what the script gets instead.
-    """
-    named = set(placeholders_of(arguments)) - set(options)
-    if "rank_batch_size" in named:  # a rank's share of it
-        named.add("batch_size")
-    return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
-
-
 def changes_recipe(axis: str) -> bool:
     """Return whether an axis changes the computation, so that cells are not meant to agree.
 
     The axes of `RECIPE_AXES` do, and so do all options and data of a workload.
     """
-    return axis in RECIPE_AXES or setting_of(axis) is not None
+    return axis in RECIPE_AXES or is_setting(axis)
 
 
 def axis_names(cells: Iterable[Cell]) -> list[str]:
@@ -395,7 +449,9 @@ def hashable(value: Any) -> Hashable:
     """Return a value of a setting with tuples for lists, and texts for mappings."""
     if isinstance(value, list | tuple):
         return tuple(map(hashable, value))
-    level: Hashable = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True)
+    level: Hashable = value
     return level
 
 
@@ -405,7 +461,7 @@ def short_axis(axis: str) -> str:
     It stays whole where it would be taken for another axis, as `options.lr`.
     """
     section, _, name = axis.partition(".")
-    is_short = section in ("env", *SECTIONS) and name not in AXES
+    is_short = section in ("env", "options", "data") and name not in AXES
     return name if is_short else axis
 
 
@@ -422,18 +478,13 @@ def short_name(uses: str) -> str:
     return safe or "workload"
 
 
-def without_defaults(settings: Settings) -> dict[str, Any]:
-    """Return the settings of a workload that differ from their defaults, by name; paths are left out.
-
-    So a setting that is added later, with a default, changes no existing id. One without a default is
-    always included.
-    """
-    defaults = declared_defaults(settings)
-    changed: dict[str, Any] = {}
-    for name, value in settings.identity().items():
-        if not same_value(value, defaults.get(name, MISSING)):
-            changed[name] = value
-    return changed
+def section_of(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return the settings of a section, `options` or `data`, by their names in it."""
+    named: dict[str, Any] = {}
+    for axis, value in settings.items():
+        if axis.startswith(f"{section}."):
+            named[axis.removeprefix(f"{section}.")] = value
+    return named
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -443,12 +494,6 @@ def same_value(a: Any, b: Any) -> bool:
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
-def declared_defaults(settings: Any) -> dict[str, Any]:
-    """Return the default of each field of a dataclass by name, MISSING for a field without one."""
-    defaults: dict[str, Any] = {}
-    for setting in fields(settings):
-        if setting.default_factory is not MISSING:
-            defaults[setting.name] = setting.default_factory()
-        else:
-            defaults[setting.name] = setting.default
-    return defaults
+def _sha256(content: Any) -> str:
+    """Return the SHA-256 of a value as JSON; the order of keys makes no difference."""
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Line
-from harness.sweep.axes import setting_that_needs_gpu
+from harness.sweep.axes import (
+    PREFIX,
+    VARIABLE_CHARACTERS,
+    VARIABLE_NAME,
+    setting_that_needs_gpu,
+)
 from harness.sweep.cell import Cell
 from harness.sweep.document import read_document
-from harness.sweep.environment import PREFIX, VariableName
-from harness.sweep.slurm import SlurmOptions
-from harness.sweep.validity import ValidityRules
-from workloads.settings import Count
+from workloads.settings import Between, Count
 
 # Set where several commands share a machine on purpose, as tests do: no contention is too much, and
 # no sweep waits for another.
@@ -25,6 +30,78 @@ SHARED_HOST = "HARNESS_SHARED_HOST"
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 # The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
+VariableName = Annotated[
+    str, Meta(pattern=f"^{VARIABLE_NAME.pattern}", description=VARIABLE_CHARACTERS)
+]
+Share = Annotated[float, Between(0, 1)]
+# What sbatch gets unless the profile says otherwise. A shared node is a noisy one.
+SBATCH_DEFAULTS = {"time": "01:00:00", "exclusive": True}
+# Options of sbatch that follow from other keys, or that the harness needs itself.
+DECIDED_OPTIONS = re.compile(
+    r"nodes|ntasks(_per_node)?|cpus_per_task|gpus_per_task|array|signal|(no_)?requeue|export|job_name"
+    r"|output|error|open_mode|wrap|wait|chdir|parsable|quiet|clusters"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidityRules:
+    """The limits of disturbances, null for no limit, and how often a trial beyond them runs again.
+
+    An invalid trial trained correctly, but on a disturbed machine: its times are unreliable.
+    A figure that could not be measured, such as the throttling of a CPU, breaks no rule.
+    """
+
+    # Of the samples of a GPU in which heat or the board slowed it down; not its own power limit.
+    throttled: Share | None = 0.05
+    foreign_processes: Annotated[int, Between(0)] | None = 0  # of others, on a rank's GPU
+    steal: Share | None = 0.05  # of the host's CPU time, taken by others on the same machine
+    # Of the time that a rank waited for a core while other programs used at least this much of one.
+    contention: Share | None = 0.05
+    data_wait: Share | None = 0.9  # of a rank's time: a loader that starved
+    reruns: Annotated[int, Between(0, 100)] = 2  # attempts after an invalid first one
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions:
+    """The keys of the section and their defaults."""
+
+    nodes: Count = 1  # the most that one job takes
+    ranks_per_node: Count = 1  # one Slurm task each
+    gpus_per_rank: Annotated[int, Between(0, 1)] = 0  # a rank computes on one device
+    cpus_per_rank: Count = 1  # loader workers included
+    array_parallelism: Count = 16  # jobs of one call of sbatch that run at a time
+    warning: Count = 90  # seconds before the limit at which running trials save and stop
+    # How often an interrupted job goes back into the queue without a trial having ended in it.
+    requeues: Annotated[int, Between(0, 100)] = 5
+    setup: tuple[Line, ...] = ()  # lines of shell, run on the first node before anything else
+    python: Line | None = None  # the ranks'; null: the one that submits
+    # What stands before every rank's Python, as in [apptainer, exec, --nv, image.sif].
+    prefix: tuple[Line, ...] = ()
+    # Options of sbatch by their long names, over SBATCH_DEFAULTS: true is an option without a value,
+    # false or null one that is left out.
+    sbatch: dict[Line, Line | int | bool | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which begins with the key, for what the types of the keys allow."""
+        for name, value in self.sbatch.items():
+            if DECIDED_OPTIONS.fullmatch(name.replace("-", "_")):
+                problem = f"found {value!r}; allowed: options that the harness does not decide"
+                raise ValueError(f"sbatch.{name}: {problem}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of sbatch that are set, by their names with underscores."""
+        written = {name.replace("-", "_"): value for name, value in self.sbatch.items()}
+        options: dict[str, Any] = {}
+        for name, value in {**SBATCH_DEFAULTS, **written}.items():
+            if value is not None and value is not False:
+                options[name] = value
+        return options
+
+    @property
+    def max_ranks(self) -> int:
+        """Return the most ranks of one job, and so the largest world size."""
+        return self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +130,11 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Raise ValueError, which begins with the key, for what the types of the keys allow."""
-        # With device auto, either is right: ranks take the GPU that their job was assigned.
-        gpus = self.slurm.gpus_per_rank
-        needed = {"cuda": 1, "cpu": 0}.get(self.device, gpus)
-        if self.launcher == "torchrun":
-            if self.slurm != SlurmOptions():
-                raise ValueError(
-                    "slurm: found with launcher torchrun; allowed: with launcher slurm"
-                )
-        elif self.slots is not None or self.parallel != 1:
+        if self.launcher == "torchrun" and self.slurm != SlurmOptions():
+            raise ValueError("slurm: found with launcher torchrun; allowed: with slurm")
+        if self.launcher == "slurm" and (self.slots, self.parallel) != (None, 1):
             allowed = "the keys of slurm, such as nodes and ranks_per_node"
             raise ValueError(f"slots or parallel: found with launcher slurm; allowed: {allowed}")
-        elif gpus != needed:
-            raise ValueError(
-                f"slurm.gpus_per_rank: found {gpus} with device {self.device}; allowed: {needed}"
-            )
 
     @property
     def gpus(self) -> int:
@@ -94,18 +161,18 @@ def profile_paths() -> dict[str, Path]:
 def load_profile(name: str) -> Profile:
     """Return the profile in a file (`name` ends in .yaml or .yml) or of a name; raises BadInput."""
     paths = profile_paths()
-    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else paths.get(name)
+    path = paths.get(name)
+    if Path(name).suffix in (".yaml", ".yml"):
+        path = Path(name)
     if path is None:
         raise BadInput(f"--cluster {name}: no such profile; {did_you_mean(name, paths)}")
     document = read_document(path)
     profile: Profile = document.validate(Profile, document.content)
-    return with_tolerance(profile, tolerate_load=bool(os.environ.get(SHARED_HOST)))
+    return with_tolerance(profile) if os.environ.get(SHARED_HOST) else profile
 
 
-def with_tolerance(profile: Profile, *, tolerate_load: bool) -> Profile:
-    """Return a profile under which other programs on the cores make no trial invalid, if so asked."""
-    if not tolerate_load:
-        return profile
+def with_tolerance(profile: Profile) -> Profile:
+    """Return a profile under which other programs on the cores make no trial invalid."""
     return replace(profile, validity=replace(profile.validity, contention=None))
 
 
@@ -118,37 +185,27 @@ def check_fits(
     the sweep's file, and the cell's label. Ranks that are not `timed` may share cores, unless the
     profile says how many ranks there may be.
     """
-    gpus = profile.gpus
-    if profile.launcher == "torchrun" and profile.device == "cuda" and not gpus:
-        raise BadInput(
-            "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or"
-            " cpu, or a machine with a GPU"
-        )
-    on_cores = profile.launcher == "torchrun" and not gpus and profile.slots is None
+    gpus, is_local = profile.gpus, profile.launcher == "torchrun"
+    if profile.device == "cuda" and not gpus:
+        where = "on this machine" if is_local else "in slurm.gpus_per_rank"
+        raise BadInput(f"device: found cuda, and no NVIDIA GPU {where}; allowed: auto or cpu")
+    may_share_cores = not timed and is_local and not gpus and profile.slots is None
     ranks, reason = available_slots(profile)
     for cell in cells:
-        problem = _misfit(cell, profile, gpus)
-        world_size = cell.axes.world_size
-        if world_size > ranks and (timed or not on_cores):
+        setting = setting_that_needs_gpu(cell.axes)
+        problem = ""
+        for name in cell.environment.keys() & profile.environment.keys():
             problem = (
-                problem or f"world_size: found {world_size}; allowed: at most {ranks}, {reason}"
+                f"{PREFIX}{name}: found in the profile's environment too; allowed: in one of them"
             )
-        if problem is not None:
+        if setting is not None and not gpus:
+            problem = f"{setting}; needed: a GPU"
+        if cell.axes.world_size > ranks and not may_share_cores:
+            problem = (
+                f"world_size: found {cell.axes.world_size}; allowed: at most {ranks}, {reason}"
+            )
+        if problem:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
-
-
-def _misfit(cell: Cell, profile: Profile, gpus: int) -> str | None:
-    """Return what of a cell the profile sets too or what needs a GPU; None if the cell fits."""
-    for name in cell.environment:
-        if name in profile.environment:
-            return (
-                f"{PREFIX}{name}: found in the profile's environment too;"
-                " allowed: a variable in one of them"
-            )
-    setting = setting_that_needs_gpu(cell.axes)
-    if setting is not None and not gpus:
-        return f"{setting}; needed: a GPU"
-    return None
 
 
 def available_slots(profile: Profile) -> tuple[int, str]:
@@ -172,8 +229,7 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
     """Return the number of NVIDIA GPUs that a process with these variables may use on this machine.
 
     That is 0 without a driver. The driver is asked, so torch need not be loaded, and no CUDA context
-    is made. NVML itself ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted,
-    up to the first that names no GPU, as CUDA does.
+    is made. NVML itself ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted.
     """
     import pynvml
 
@@ -188,10 +244,5 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
-    devices = 0
-    for device in map(str.strip, visible.split(",")):
-        is_number = device.isdigit() and int(device) < count
-        if not is_number and not device.startswith(("GPU-", "MIG-")):
-            break
-        devices += 1
-    return devices
+    devices = [device for device in visible.split(",") if device.strip() not in ("", "-1")]
+    return min(count, len(devices))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.scalarbool import ScalarBoolean
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from harness.core.errors import BadInput, one_line
 from harness.core.validation import InvalidValue, Key, decode_value, dotted
@@ -84,34 +83,27 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, source: str) -> Document:
     """Return the YAML mapping in `text`, which errors call `source`; raises BadInput for anything else."""
-    document = Document({}, {(): source})
-    loaded = _load(text, document, has_lines=True)
-    if not isinstance(loaded, dict):
+    content = parse_value(text, source)
+    if not isinstance(content, dict):
         raise BadInput(f"{source}: found no mapping; allowed: keys with values")
-    document.content.update(loaded)
+    document = Document(content, {(): source})
+    _note_lines(document, YAML(typ="safe", pure=True).compose(text), ())
     return document
 
 
 def parse_value(text: str, source: str) -> Any:
-    """Return one YAML value from the command line, such as `3`, `eager` or `[1, 2]`.
+    """Return a YAML value, such as `3`, `eager` or `[1, 2]`, as JSON has it; a date is text.
 
-    Raises BadInput, which begins with `source`, for text that is no YAML.
+    Raises BadInput, which begins with `source`, for text that is no YAML, and for what JSON can't hold,
+    such as an infinite number.
     """
-    return _load(text, Document({}, {(): source}), has_lines=False)
-
-
-def _load(text: str, document: Document, *, has_lines: bool) -> Any:
-    """Return the value of a text, None of an empty one; raises BadInput for what is no YAML.
-
-    With `has_lines`, the line of each key is noted in the document.
-    """
-    source = document.sources[()]
     try:
-        # OverflowError and IndexError come from such numbers as `!!int ""`.
-        return _plain(YAML().load(text), (), document, has_lines=has_lines)
-    except (YAMLError, ValueError, OverflowError, IndexError) as error:
+        value = YAML(typ="safe", pure=True).load(text)
+        return json.loads(json.dumps(value, default=str, allow_nan=False))
+    # OverflowError and IndexError come from such numbers as `!!int ""`.
+    except (YAMLError, ValueError, TypeError, OverflowError, IndexError) as error:
         mark = getattr(error, "problem_mark", None)
-        if mark is not None and has_lines:
+        if mark is not None and "\n" in text:
             source = f"{source}:{mark.line + 1}"
         problem = one_line(getattr(error, "problem", None) or error)
         raise BadInput(f"{source}: no valid YAML: {problem.partition(' with value')[0]}") from None
@@ -119,26 +111,14 @@ def _load(text: str, document: Document, *, has_lines: bool) -> Any:
         raise BadInput(f"{source}: found too many lists or mappings in one another") from None
 
 
-def _plain(value: Any, key: Key, document: Document, *, has_lines: bool) -> Any:
-    """Return a value of the YAML library as JSON has it; raises BadInput for what JSON can't hold."""
-    if isinstance(value, CommentedMap | CommentedSeq):
-        is_mapping = isinstance(value, CommentedMap)
-        content: dict[Any, Any] = {}
-        for part, item in dict(value if is_mapping else enumerate(value)).items():
-            if has_lines and part in value.lc.data:  # not one of a merged mapping
-                line = value.lc.data[part][0] + 1
-                document.sources[(*key, part)] = f"{document.sources[()]}:{line}"
-            if is_mapping and not isinstance(part, str):
-                problem = f"found the key {part!r}; allowed: text (quote it)"
-                raise document.error((*key, part), problem)
-            content[part] = _plain(item, (*key, part), document, has_lines=has_lines)
-        return content if is_mapping else list(content.values())
-    if isinstance(value, float) and not math.isfinite(value):
-        raise document.error(key, f"found {value}; allowed: a finite number")
-    if value is None:
-        return None
-    # The library's own kinds of numbers remember how they were written.
-    for kind, own in ((bool, bool | ScalarBoolean), (int, int), (float, float)):
-        if isinstance(value, own):
-            return kind(value)
-    return str(value)  # a date too
+def _note_lines(document: Document, node: Any, key: Key) -> None:
+    """Note the line of each key, and of each item of a list, below the node at `key`."""
+    parts: list[tuple[str | int, Any, Any]] = []
+    if isinstance(node, MappingNode):
+        parts = [(name.value, name, value) for name, value in node.value]
+    elif isinstance(node, SequenceNode):
+        parts = [(number, item, item) for number, item in enumerate(node.value)]
+    for part, marked, value in parts:
+        line = marked.start_mark.line + 1
+        document.sources[(*key, part)] = f"{document.sources[()]}:{line}"
+        _note_lines(document, value, (*key, part))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,12 +94,16 @@ class FileDigests:
         # The state comes first: files that change before they are digested have another one then.
         state = describe_state(files)
         if state not in self._by_state:
-            self._by_state[state] = digest_files(files)
-            size = sum(path.stat().st_size for _, path in files)
-            if size >= REMEMBERED_BYTES and self._memory and self._memory.parent.is_dir():
-                with suppress(OSError, HarnessError):
-                    write_atomically(self._memory, json.dumps(self._by_state), durable=False)
+            self._add(state, files)
         return state, self._by_state[state]
+
+    def _add(self, state: str, files: Files) -> None:
+        """Digest files, and write that down if they are large; raises OSError."""
+        self._by_state[state] = digest_files(files)
+        size = sum(path.stat().st_size for _, path in files)
+        if size >= REMEMBERED_BYTES and self._memory and self._memory.parent.is_dir():
+            with suppress(OSError, HarnessError):
+                write_atomically(self._memory, json.dumps(self._by_state), durable=False)
 
 
 def digest_files(files: Files) -> str:
@@ -180,9 +183,9 @@ def check_files(reference: WorkloadRef, present: Mapping[str, Files]) -> None:
             problem = f"{error.filename}: {error.strerror}"
             raise DataChanged(f"{axis}: {problem}; the data has changed {REMEDY}") from None
         if digest != planned.get(axis):
-            location = os.path.commonpath([path for _, path in files]) if files else "no file"
+            file = files[0][1] if files else "no file"
             change = f"found {_head(digest)}; allowed: {_head(planned.get(axis))}"
-            raise DataChanged(f"{axis}: {location}: {change}: the data has changed {REMEDY}")
+            raise DataChanged(f"{axis}: {file}: {change}: the data has changed {REMEDY}")
 
 
 def _head(digest: str | None) -> str:

@@ -8,15 +8,16 @@ does, so a setting counts only where the script gets it: by a placeholder among 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.core.errors import did_you_mean
 from harness.core.validation import Key
-from harness.sweep.axes import AXES, AXIS_TYPES, Axes
-from harness.sweep.cell import WorkloadRef, placeholders_of, script_axes
+from harness.sweep.axes import AXES, Axes
+from harness.sweep.cell import WorkloadRef, placeholders_of
 from harness.sweep.document import Document
+from workloads.settings import Settings
 
 UNKNOWN_BATCH_SIZE = 1
 # What a placeholder may name besides options and axes: the trial's seed, the steps of its length, and
@@ -36,67 +37,45 @@ REFUSED_KEYS = {
 def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
     """Return why a script can't run with these axes, None if it can: it must get all of them."""
     arguments = reference.arguments or ()
-    received = script_axes(arguments, reference.options)
+    options = reference.options
     for name, value in axes.changed.items():
         is_unknown = name == "batch_size" and value == UNKNOWN_BATCH_SIZE
-        if name not in received and not is_unknown:
-            return (
-                f"{name} {value}: {reference.uses} is a script, which does what its arguments"
-                f" say; hand it over as {{{name}}}"
-            )
+        if name not in reference.script_axes and not is_unknown:
+            reason = f"{reference.uses} is a script, which does what its arguments say"
+            return f"{name} {value}: {reason}; hand it over as {{{name}}}"
     if reference.launch == "python" and axes.world_size > 1:
         return f"world_size {axes.world_size}: launch: python starts one process"
     names = placeholders_of(arguments)
     for name in names:
-        if name in AXES and name not in reference.options and axes.value(name) is None:
+        if name in AXES and name not in options and axes.value(name) is None:
             return f"{{{name}}} has no value; set the axis {name} or `options: {{{name}: …}}`"
     if "rank_batch_size" in names and axes.batch_size % axes.world_size:
         return f"batch_size {axes.batch_size} can't be shared out evenly among {axes.world_size}"
     return None
 
 
-def setting_types(options: Iterable[str], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the type of each option by its axis: those that the entry sets or that arguments name."""
-    # An option called as an axis comes before the axis.
-    names = [*options, *(name for name in placeholders_of(arguments) if name not in FACTS)]
-    return {f"options.{name}": ScriptValue for name in names}
+def options_class(arguments: Sequence[str]) -> type[Settings]:
+    """Return the options of a script: what its arguments name.
 
-
-def check_options(
-    document: Document, key: Key, options: Mapping[str, Any], arguments: Sequence[str]
-) -> None:
-    """Raise BadInput for an option that no argument names, and for a placeholder without a value.
-
-    `key` is that of the entry.
+    What may be an axis or a fact as well needs no value.
     """
-    names = placeholders_of(arguments)
-    for name, value in options.items():
-        document.validate(ScriptValue, value, (*key, "options", name))
-        if name not in names:
-            problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
-            raise document.error((*key, "options", name), problem)
-    allowed = [*options, *AXIS_TYPES, *FACTS]
-    for name in names:
-        if name not in allowed:
-            hint = did_you_mean(name, allowed, [*options, *FACTS, "or an axis"])
-            problem = f"found {{{name}}} without a value; set `options: {{{name}: …}}`, or {hint}"
-            raise document.error((*key, "arguments"), problem)
+    options: list[Any] = []
+    for name in placeholders_of(arguments):
+        if name in AXES or name in FACTS:
+            options.append((name, ScriptValue | None, None))
+        else:
+            options.append((name, ScriptValue))
+    return make_dataclass("Options", options, bases=(Settings,), frozen=True, kw_only=True)
 
 
 def read_arguments(document: Document, key: Key, written: Any) -> list[str]:
     """Return the arguments of an entry as a list of texts; a text is split as a shell does."""
-    key = (*key, "arguments")
     if isinstance(written, str):
         try:
             return shlex.split(written)
         except ValueError as error:
             problem = f"found {written!r}: {error}; allowed: arguments as of a shell, or a list"
-            raise document.error(key, problem) from None
-    for number, argument in enumerate(written or ()):
-        if isinstance(argument, bool | float):
-            # Whether `on` or `true`, 1.10 or 1.1 was written can't be told any more.
-            problem = f"found {argument} without quotes; allowed: text, which quotes make of it"
-            raise document.error((*key, number), problem)
+            raise document.error((*key, "arguments"), problem) from None
     return [str(argument) for argument in written or ()]
 
 
@@ -106,24 +85,26 @@ def module_file(module: str, base: Path) -> str:
     return f"{path}/__main__.py" if (base / path).is_dir() else f"{path}.py"
 
 
-def check_entry(document: Document, key: Key, uses: str) -> None:
+def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     """Raise BadInput for keys that make no sense with a script, in its entry or in the sweep."""
     content = document.content
     entry = content["workloads"][key[-1]]
     for name, reason in REFUSED_KEYS.items():
-        for place, keys in (((*key, name), entry), ((name,), content)):
-            if keys.get(name) not in (None, False):
-                problem = f"found it with {uses}, a script: {reason}; leave it out"
-                raise document.error(place, problem)
-    place = (*key, "length") if "length" in entry else ("length",)
-    length = entry.get("length") or content.get("length")
-    epochs = length.get("epochs") if isinstance(length, dict) else None
-    if epochs not in (None, 1):
-        problem = (
-            f"found {epochs} epochs of {uses}, a script, which counts its epochs itself; allowed:"
-            f" `length: 300 steps`, or `arguments: --epochs {epochs}`"
-        )
-        raise document.error(place, problem)
+        for keys, place in ((entry, (*key, name)), (content, (name,))):
+            if keys.get(name):
+                raise document.error(place, f"found it with a script: {reason}; leave it out")
+    length = entry.get("length") or content.get("length") or {}
+    if length.get("epochs", 1) != 1:
+        problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"
+        place = (*key, "length") if "length" in entry else ("length",)
+        raise document.error(place, f"{problem}; allowed: `length: 300 steps`, or an argument")
+    names = placeholders_of(arguments)
+    for name in entry.get("options", {}).keys() - set(names):
+        problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
+        raise document.error((*key, "options", name), problem)
+    if "steps" in names and "steps" not in {**length, **entry.get("options", {})}:
+        problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
+        raise document.error((*key, "arguments"), problem)
     if content.get("warmup") == 0:
-        problem = f"found 0; allowed with {uses}, a script: 1 or more: how its first step begins is unseen"
-        raise document.error(("warmup",), problem)
+        allowed = "1 or more: how its first step begins is unseen"
+        raise document.error(("warmup",), f"found 0; allowed with a script: {allowed}")

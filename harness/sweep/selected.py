@@ -12,7 +12,6 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.sweep.cell import (
@@ -43,16 +42,16 @@ def select(sweep: Sweep, only: Sequence[str], recorded: Iterable[Trial] = ()) ->
     if not only:
         return sweep
     trials = [*sweep.trials(), *recorded]
-    chosen = select_trials(trials, only)
+    chosen: dict[str, set[int]] = {}  # seeds by the cell's id
+    for trial in select_trials(trials, only):
+        chosen.setdefault(trial.cell.id, set()).add(trial.seed)
     if not chosen:
-        terms = " ".join(f"{ONLY} {text!r}" for text in only)
-        raise BadInput(f"{terms}: found no trial with all of this among {len(trials)}")
-    pairs = {(trial.cell.id, trial.seed) for trial in chosen}
-    cell_ids = {cell_id for cell_id, _ in pairs}
-    cells = [cell for cell in sweep.cells if cell.id in cell_ids]
+        problem = f"found no trial with all of this among {len(trials)}"
+        raise BadInput(f"{ONLY} {' '.join(only)}: {problem}")
+    cells = [cell for cell in sweep.cells if cell.id in chosen]
     seeds = {}
     for cell in cells:
-        seeds[cell.id] = [seed for seed in sweep.seeds_of(cell) if (cell.id, seed) in pairs]
+        seeds[cell.id] = [seed for seed in sweep.seeds_of(cell) if seed in chosen[cell.id]]
     return replace(sweep, cells=cells, selected_seeds=seeds, all_cells=sweep.cells)
 
 
@@ -97,14 +96,16 @@ def has_level(cell: Cell, key: str, value: str) -> bool:
     if not is_axis(key):
         return False
     level = cell.level(key)
-    return level == value if isinstance(level, str) else same_value(level, _read_value(value))
+    if isinstance(level, str):
+        return level == value
+    return same_value(level, _read_value(value))
 
 
 @lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
 def _read_value(text: str) -> Hashable:
-    """Return the value that YAML reads in a text; the text if it is empty or no YAML."""
+    """Return the value that YAML reads in a text; the text if it is no YAML."""
     try:
-        return hashable(parse_value(text, text)) if text else text
+        return hashable(parse_value(text, text))
     except BadInput:
         return text
 
@@ -113,8 +114,11 @@ def is_named(cell: Cell, name: str) -> bool:
     """Return whether a name is a cell's id, the start of it, its label, or settings that it has."""
     if cell.id.startswith(name) or cell.label == name:
         return True
-    settings = [setting.partition("=") for setting in COMMA_OF_SETTINGS.split(name)]
-    return all(has_level(cell, key.strip(), value.strip()) for key, _, value in settings)
+    for setting in COMMA_OF_SETTINGS.split(name):
+        key, _, value = setting.partition("=")
+        if not has_level(cell, key.strip(), value.strip()):
+            return False
+    return True
 
 
 def find_cell(sweep: Sweep, name: str, option: str) -> Cell:
@@ -124,22 +128,23 @@ def find_cell(sweep: Sweep, name: str, option: str) -> Cell:
         return cells[0]
     ids = [cell.id for cell in cells or sweep.cells]
     problem = f"names {len(cells)} cells of {sweep.source}"
-    allowed = "or settings that one cell has, such as strategy=ddp,workload=mlp"
     hint = did_you_mean(name, ids, ids[:MOST_CELLS])
-    raise BadInput(f"{option} {name}: {problem}; {hint}, {allowed}")
+    raise BadInput(f"{option} {name}: {problem}; {hint}, or settings of one, such as strategy=ddp")
 
 
 def _problem(trials: Sequence[Trial], key: str, value: str) -> str:
     """Return the problem of a key that the trials don't have, or of a value that none of them has."""
-    cells = list({trial.cell.id: trial.cell for trial in trials}.values())
-    settings = {name for cell in cells for name in cell.workload.levels}
-    named: dict[str, set[Any]] = {
-        "cell": {cell.id for cell in cells},
-        "workload": {cell.workload.label for cell in cells},
-        "seed": {str(trial.seed) for trial in trials},
-    }
-    names = [*named, *axis_names(cells)]
+    cells = list(dict.fromkeys(trial.cell for trial in trials))
+    names = ["cell", "workload", "seed", *axis_names(cells)]
+    settings = {axis for cell in cells for axis in cell.workload.settings}
     if key not in {*names, *settings}:
-        return f"unknown key {key!r}; {did_you_mean(key, [*names, *sorted(settings)], names)}"
-    levels = named[key] if key in named else {axis_value(cell.level(key)) for cell in cells}
+        return f"unknown key {key!r}; {did_you_mean(key, {*names, *settings}, names)}"
+    levels = {_level(trial, key) for trial in trials}
     return f"found {value!r}; {did_you_mean(value, levels, sorted(levels)[:MOST_CELLS])}"
+
+
+def _level(trial: Trial, key: str) -> str:
+    """Return a trial's value of a key, as `--only` spells it."""
+    cell = trial.cell
+    named = {"cell": cell.id, "workload": cell.workload.label, "seed": str(trial.seed)}
+    return named[key] if key in named else axis_value(cell.level(key))

@@ -6,38 +6,37 @@ mistake in a file costs a second, not a place in the queue.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from harness.core.errors import BadInput, did_you_mean
-from harness.core.validation import dotted, shown
-from harness.sweep.apart import call_apart
-from harness.sweep.axes import AXES, AXIS_TYPES, Axes
-from harness.sweep.cell import (
-    Cell,
-    Seed,
-    StopRule,
-    Trial,
-    WorkloadRef,
-    placeholders_of,
-    setting_of,
-)
+from harness.core.errors import BadInput, HarnessError, did_you_mean
+from harness.core.processes import die_with_parent
+from harness.core.validation import shown
+from harness.sweep.axes import AXIS_TYPES, PREFIX, Axes
+from harness.sweep.cell import Cell, Seed, StopRule, Trial, is_setting
 from harness.sweep.document import Document, read_document
-from harness.sweep.environment import PREFIX, variable_of
 from harness.sweep.files import FileDigests
-from harness.sweep.matrix import CONFLICT, ExcludedPoint, Matrix, read_matrix, read_values
-from harness.sweep.sweepfile import SweepFile, SweepKeys, read_sweep_file
-from harness.sweep.workload import PlannedWorkload, SweepWorkload, find_reason, read_workload
+from harness.sweep.matrix import CONFLICT, ExcludedPoint, Matrix, read_values
+from harness.sweep.sweepfile import MAX_TRIALS, SweepFile, SweepKeys, read_sweep_file
+from harness.sweep.workload import PlannedWorkload, SweepWorkload, find_reason
 from workloads.catalog import BUILT_IN
 
 # The sweeps that come with the package.
 READY = Path(__file__).parent.parent.parent / "workloads" / "sweeps"
-MAX_TRIALS = 100_000  # a typing error must not fill the memory with trials
+PLANNING_SECONDS = 3600  # importing a workload may download something
 DEFAULT_WARMUP = 10  # steps; fewer where the length leaves fewer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,171 +141,192 @@ def load_sweep(
     working directory, is no part of any other trial, and what it prints goes to stderr.
     """
     document = read_document(path)
-    entries = document.content.get("workloads")
-    used: list[Any] = ["uses" for text in sets if "uses" in text]
-    for label, entry in entries.items() if isinstance(entries, dict) else ():
-        used.append(entry.get("uses", label) if isinstance(entry, dict) else label)
-    if all(uses in BUILT_IN for uses in used):
-        return _plan(document, sets, data, digests)
-    return call_apart(_plan, document, sets, data, digests)
+    file = read_sweep_file(document, sets, data)
+    used = {entry.uses or label for label, entry in file.workloads.items()}
+    if used <= BUILT_IN.keys():
+        return _plan(document, file, sets, data, digests)
+    return call_apart(_plan, document, file, sets, data, digests)
+
+
+def call_apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function returns that imports users' code, in a forked process; raises what it raises.
+
+    Whatever that code changes when it is imported is then no part of any trial. Forked, so that torch
+    need not be loaded again where it is loaded. Raises HarnessError if the process ends otherwise.
+    """
+    sys.stdout.flush()
+    context = multiprocessing.get_context("fork")
+    try:
+        with ProcessPoolExecutor(1, context, _begin_apart, (os.getpid(),)) as processes:
+            return processes.submit(function, *arguments).result()
+    except BrokenProcessPool:
+        problem = "importing a workload ended the process that plans: see its output above"
+        raise HarnessError(problem) from None
+
+
+def _begin_apart(parent: int) -> None:
+    """Have this process, which was forked, print to stderr and end at the deadline or with its parent."""
+    die_with_parent(parent=parent)
+    signal.alarm(PLANNING_SECONDS)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
 
 
 def _plan(
-    document: Document, sets: Sequence[str], data: Sequence[str], digests: Path | None
+    document: Document,
+    file: SweepFile,
+    sets: Sequence[str],
+    data: Sequence[str],
+    digests: Path | None,
 ) -> Sweep:
     """Return the sweep of a document, whose workloads this process imports; raises BadInput."""
-    path = Path(document.sources[()])
-    file = read_sweep_file(document, sets, data)
-    workloads = [read_workload(document, label, file.workloads[label]) for label in file.workloads]
-    types = {workload.label: workload.setting_types for workload in workloads}
-    matrix = read_matrix(document, file, types)
-    _check_axes_are_received(matrix, workloads)
+    workloads = [SweepWorkload(document, label, file.workloads[label]) for label in file.workloads]
+    matrix = Matrix(document, file, workloads)
     cells: list[Cell] = []
     excluded: list[ExcludedPoint] = []
     known = FileDigests(digests)
     for workload in workloads:
-        for axis in workload.setting_types.keys() & matrix.sources.keys():
-            # Errors in the value of such a setting name the line of the axis.
-            key = (*workload.key, *axis.split(".", 1))
-            document.sources.setdefault(key, matrix.sources[axis])
-        cells += _cells_of(workload, file, matrix, excluded, known, has_flags=bool(sets))
+        planner = _Planner(workload, file, matrix, known)
+        for point in planner.judged_points(has_flags=bool(sets)):
+            if isinstance(point, Cell):
+                cells.append(point)
+            else:
+                excluded.append(point)
     if not cells:
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
-        most = [f"{count} left out by {reason}" for reason, count in reasons.most_common(3)]
-        problem = f"found no cell to run: {', '.join(most)}; allowed: at least one cell"
-        raise document.error((), problem)
-    options = [("--set", text) for text in sets] + [("--data", text) for text in data]
+        (reason, count), *_ = reasons.most_common(1)
+        raise document.error((), f"found no cell to run: {count} left out by {reason}")
+    unused_rules = dict.fromkeys(f"exclude[{number}]" for number in range(len(matrix.exclude)))
+    for point in excluded:
+        unused_rules.pop(point.rule, None)
+    workload_seeds = {}
+    for label, entry in file.workloads.items():
+        if entry.seeds is not None:
+            workload_seeds[label] = entry.seeds
+    options: list[str] = []
+    for text in sets:
+        options += ["--set", text]
+    for text in data:
+        options += ["--data", text]
     sweep = Sweep(
         **{key.name: getattr(file, key.name) for key in fields(SweepKeys)},
-        source=path,
+        source=Path(document.sources[()]),
         cells=_distinct(document, cells),
         excluded=excluded,
-        unused_rules=matrix.unused_rules(excluded),
-        workload_seeds={
-            label: entry.seeds for label, entry in file.workloads.items() if entry.seeds
-        },
-        options=list(chain.from_iterable(options)),
+        unused_rules=list(unused_rules),
+        workload_seeds=workload_seeds,
+        options=options,
     )
     count = sum(map(sweep.count_trials, sweep.cells))
     if count > MAX_TRIALS:
-        problem = f"found {count:,} trials over all cells, seeds and repeats; allowed: at most {MAX_TRIALS:,}"
-        raise document.error((), problem)
+        problem = f"found {count:,} trials over all cells, seeds and repeats"
+        raise document.error((), f"{problem}; allowed: at most {MAX_TRIALS:,}")
     return sweep
 
 
-def _check_axes_are_received(matrix: Matrix, workloads: Sequence[SweepWorkload]) -> None:
-    """Raise BadInput for an axis that varies and that no workload receives: each is a script."""
-    for axis in sorted(matrix.varying.intersection(AXES)):
-        if not any(workload.receives(axis) for workload in workloads):
-            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-            raise BadInput(f"{matrix.sources[axis]}: {axis}: {problem}")
+@dataclass(frozen=True)
+class _Planner:
+    """Makes the cells of one workload out of the points of the matrix."""
 
+    workload: SweepWorkload
+    file: SweepFile
+    matrix: Matrix
+    digests: FileDigests
 
-def _cells_of(
-    workload: SweepWorkload,
-    file: SweepFile,
-    matrix: Matrix,
-    excluded: list[ExcludedPoint],
-    digests: FileDigests,
-    *,
-    has_flags: bool,
-) -> Iterator[Cell]:
-    """Yield a workload's cells, and add the points that are left out to `excluded`.
+    def judged_points(self, *, has_flags: bool) -> Iterator[Cell | ExcludedPoint]:
+        """Yield a cell for each point that can be trained, and why each other is left out.
 
-    A point of the product with a conflict is left out, since products contain unintended points. An
-    included point is intended, so its conflict is an error, BadInput, unless `--set` has changed the
-    sweep.
-    """
-    label, entry, types = workload.label, workload.entry, workload.setting_types
-    own = _own_values(workload, matrix)
-    length, stop = entry.length or file.length, entry.stop or file.stop
-    warmup = _warmup(workload, file, length.steps)
-    unset = ["batch_size"] if {"batch_size"}.isdisjoint((*matrix.sources, *entry.axes)) else []
-    unnamed = workload.settings.keys() - matrix.sources.keys()
-    planned: dict[str, PlannedWorkload] = {}  # by the settings, as text
-    for point, included_by in matrix.points(label, own, types):
-        axes, environment, settings = _split(point)
-        key = str(settings)
-        if key not in planned and all(map(workload.has, settings)):
-            varied = [axis for axis in settings if axis in matrix.sources]
-            planned[key] = workload.plan(settings, digests, varied, unset)
-            _check_validation(workload, planned[key][0], stop)
-        plan = planned.get(key)
-        rule, reason = _judge(matrix, workload, point, included_by, plan, axes)
-        if plan is not None and reason is None:
-            yield Cell(
-                workload=plan[0],
-                axes=axes,
-                environment=environment,
-                length=length,
-                evaluate=entry.evaluate or file.evaluate,
-                warmup=warmup,
-                stop=stop,
-                stack=None if axes.stack is None else file.stacks[axes.stack],
-            )
-            continue
-        if included_by is not None and not has_flags:
-            raise workload.document.error(("include", included_by), str(reason))
-        levels = {**axes.values, **{axis: point[axis] for axis in point if axis not in unnamed}}
-        excluded.append(ExcludedPoint(workload=label, axes=levels, rule=rule, reason=str(reason)))
+        A point of the product with a conflict is left out, since products contain unintended points. An
+        included point is intended, so its conflict is an error, BadInput, unless `--set` has changed the
+        sweep.
+        """
+        workload, file, entry = self.workload, self.file, self.workload.entry
+        length, stop = entry.length or file.length, entry.stop or file.stop
+        warmup = _warmup(workload, file, length.steps)
+        planned: dict[str, PlannedWorkload | None] = {}  # by the settings, as text
+        for point, included_by in self.matrix.points(workload, _own_values(workload)):
+            axes, environment, settings = _split(point)
+            key = str(settings)
+            if key not in planned:
+                planned[key] = self._plan_settings(settings)
+                _check_validation(workload, planned[key], stop)
+            plan = planned[key]
+            rule, reason = self._judge(point, included_by, plan, axes)
+            if plan is not None and reason is None:
+                yield Cell(
+                    workload=plan[0],
+                    axes=axes,
+                    environment=environment,
+                    length=length,
+                    evaluate=entry.evaluate or file.evaluate,
+                    warmup=warmup,
+                    stop=stop,
+                    stack=file.stacks.get(axes.stack or ""),
+                )
+                continue
+            if included_by is not None and not has_flags:
+                raise workload.document.error(("include", included_by), str(reason))
+            varied = {axis: point[axis] for axis in point if axis in self.matrix.axes}
+            levels = {**axes.values, **varied}
+            yield ExcludedPoint(workload=workload.label, axes=levels, rule=rule, reason=str(reason))
 
+    def _plan_settings(self, settings: Mapping[str, Any]) -> PlannedWorkload | None:
+        """Return the workload with its settings at some points, None if it lacks one that the sweep sets."""
+        varied = [axis for axis in settings if axis in self.matrix.axes]
+        if not self.workload.setting_types.keys() >= set(varied):
+            return None
+        unset = {"batch_size"}.difference(self.matrix.axes, self.workload.entry.axes)
+        return self.workload.plan(settings, self.digests, varied, sorted(unset))
 
-def _judge(
-    matrix: Matrix,
-    workload: SweepWorkload,
-    point: Mapping[str, Any],
-    included_by: int | None,
-    plan: PlannedWorkload | None,
-    axes: Axes,
-) -> tuple[str, str | None]:
-    """Return the rule and the reason why a point is left out, if it is.
+    def _judge(
+        self,
+        point: Mapping[str, Any],
+        included_by: int | None,
+        plan: PlannedWorkload | None,
+        axes: Axes,
+    ) -> tuple[str, str | None]:
+        """Return the rule and the reason why a point is left out, if it is.
 
-    `plan` is None if the workload lacks one of its settings. What is included no rule excludes.
-    """
-    if included_by is None and matrix.exclude:
-        own_levels = {} if plan is None else plan[0].levels
-        levels = {**own_levels, **axes.values, **point, "workload": workload.label}
-        rule = matrix.exclusion_of(levels)
-        if rule is not None:
-            return rule, "the sweep says so"
-    if plan is None:
-        missing = [axis for axis in point if setting_of(axis) and not workload.has(axis)]
-        return CONFLICT, f"{workload.label} has no {missing[0]}"
-    return CONFLICT, find_reason(plan, axes)
+        What is included no rule excludes.
+        """
+        workload, matrix = self.workload, self.matrix
+        if included_by is None and matrix.exclude:
+            declared = {} if plan is None else plan[0].settings
+            levels = {**declared, **axes.values, **point, "workload": workload.label}
+            rule = matrix.exclusion_of(levels)
+            if rule is not None:
+                return rule, "the sweep says so"
+        if plan is None:
+            lacking = set(filter(is_setting, point)) - workload.setting_types.keys()
+            return CONFLICT, f"{workload.label} has no {min(lacking)}"
+        return CONFLICT, find_reason(plan, axes)
 
 
 def _split(point: Mapping[str, Any]) -> tuple[Axes, dict[str, str | None], dict[str, Any]]:
     """Return the harness's axes, the variables and the workload's settings of a point."""
-    axes = {axis: value for axis, value in point.items() if axis in AXIS_TYPES}
-    settings = {axis: value for axis, value in point.items() if setting_of(axis) is not None}
-    names = [axis for axis in point if variable_of(axis) is not None]
-    environment = {axis.removeprefix(PREFIX): point[axis] for axis in names}
+    axes: dict[str, Any] = {}
+    environment: dict[str, str | None] = {}
+    settings: dict[str, Any] = {}
+    for axis, value in point.items():
+        if axis in AXIS_TYPES:
+            axes[axis] = value
+        elif is_setting(axis):
+            settings[axis] = value
+        else:
+            environment[axis.removeprefix(PREFIX)] = value
     return Axes.of(axes), environment, settings
 
 
-def _own_values(workload: SweepWorkload, matrix: Matrix) -> dict[str, Any]:
-    """Return what the workload decides: its batch size, and the axes and settings of its entry.
-
-    Raises BadInput for one that the matrix varies.
-    """
-    document, types = workload.document, workload.setting_types
-    own = dict(workload.settings)
-    if "batch_size" not in matrix.constants:
-        own["batch_size"] = workload.declaration.batch_size
+def _own_values(workload: SweepWorkload) -> dict[str, Any]:
+    """Return the settings and the axes of a workload's entry; raises BadInput for one with several values."""
+    own = workload.entry.settings
     for axis, value in workload.entry.axes.items():
         key = (*workload.key, "axes", axis)
-        if axis in types:
-            allowed = dotted((*workload.key, *axis.split(".", 1)))
-            problem = f"found a setting of the workload; allowed: {allowed}"
-            raise document.error(key, problem)
-        if isinstance(value, list):
-            allowed = f"one value; several belong below matrix: `{axis}: {shown(value)}`"
-            raise document.error(key, f"found {shown(value)}; allowed: {allowed}")
-        (own[axis],) = read_values(document, key, value, {workload.label: types})
-    for axis in matrix.varying & (workload.settings.keys() | workload.entry.axes.keys()):
-        section, name = setting_of(axis) or ("axes", axis)
-        problem = "found in matrix or zip too; allowed: in one place"
-        raise document.error((*workload.key, section, name), problem)
+        values = read_values(workload.document, key, value, [workload])
+        if len(values) > 1:
+            allowed = "one value; several belong below matrix"
+            raise workload.document.error(key, f"found {shown(value)}; allowed: {allowed}")
+        own[axis] = values[0]
     return own
 
 
@@ -314,32 +334,27 @@ def _warmup(workload: SweepWorkload, file: SweepFile, steps: int | None) -> int:
     """Return the steps that are not measured, of a length in `steps`, None of one in epochs.
 
     How many steps an epoch has is only known with the data. Raises BadInput if no step remains to be
-    measured, and if a script's arguments name the steps of a length that has none.
+    measured.
     """
-    document, label = workload.document, workload.label
-    names = placeholders_of(workload.arguments or ())
-    if steps is None and "steps" in names and "steps" not in workload.entry.options:
-        problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
-        raise document.error((*workload.key, "arguments"), problem)
     if file.warmup is None:
         return DEFAULT_WARMUP if steps is None else min(DEFAULT_WARMUP, steps // 2)
     if steps is not None and file.warmup >= steps:
-        problem = f"found {file.warmup}; allowed: fewer than the {steps} steps of {label}"
-        raise document.error(("warmup",), problem)
+        problem = f"found {file.warmup}; allowed: fewer than the {steps} steps of {workload.label}"
+        raise workload.document.error(("warmup",), problem)
     return file.warmup
 
 
 def _check_validation(
-    workload: SweepWorkload, reference: WorkloadRef, stop: StopRule | None
+    workload: SweepWorkload, plan: PlannedWorkload | None, stop: StopRule | None
 ) -> None:
     """Raise BadInput if a rule for stopping looks at a validation set that the settings leave empty.
 
     A user's class may have one without a setting, so only its ranks can tell.
     """
-    if stop is not None and reference.data.get("validation") == 0:
+    if stop is not None and plan is not None and plan[0].settings.get("data.validation") == 0:
         allowed = "more, such as 0.15: stop looks at a validation set, so that the test set does not decide"
-        problem = f"found 0; allowed: {allowed} when training ends"
-        raise workload.document.error((*workload.key, "data", "validation"), problem)
+        key = (*workload.key, "data", "validation")
+        raise workload.document.error(key, f"found 0; allowed: {allowed} when training ends")
 
 
 def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
@@ -351,13 +366,7 @@ def _distinct(document: Document, cells: Sequence[Cell]) -> list[Cell]:
     distinct: dict[str, Cell] = {}
     for cell in cells:
         first, label = distinct.setdefault(cell.id, cell), cell.workload.label
-        if first is cell:
-            continue
         if first.workload.label != label:
             problem = f"found the same as {first.workload.label}; allowed: a difference"
             raise document.error(("workloads", label), problem)
-        # Ids have the head of the digest only: of 100,000 cells, two share one by chance in 1 of 200 sweeps.
-        if first.digest(first.workload.code) != cell.digest(cell.workload.code):
-            problem = f"found the same id for {first.label} and {cell.label}; allowed: one of them"
-            raise document.error(("matrix",), problem)
     return list(distinct.values())

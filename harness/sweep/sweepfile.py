@@ -8,30 +8,27 @@ as one in the file is, and its errors name the flag in place of the line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from harness.core.errors import BadInput, did_you_mean
-from harness.core.validation import Key, members_by_source, shown
-from harness.sweep.axes import AXIS_TYPES
+from harness.core.errors import BadInput
+from harness.core.validation import Key, shown
+from harness.sweep.axes import unknown_axis
 from harness.sweep.cell import (
-    SOURCE,
+    CheckpointRules,
     Length,
     Profiling,
+    Stack,
     StopRule,
     is_axis,
-    setting_of,
+    is_setting,
 )
 from harness.sweep.document import Document, parse_value
-from harness.sweep.environment import axis_hint
-from harness.sweep.saving import CheckpointRules
-from harness.sweep.stack import Stack
-from harness.sweep.workload import Seeds, WorkloadEntry, declaration_of
-from workloads.catalog import BUILT_IN
+from harness.sweep.workload import Seeds, WorkloadEntry
 from workloads.settings import Between
 
 ONE_EPOCH = Length(epochs=1)
@@ -42,11 +39,10 @@ NAME_CHARACTERS = "letters, digits, ., - and _, at most 200"
 Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}", description=NAME_CHARACTERS)]
 # Of a workload, which may be its file and class.
 Label = Annotated[str, Meta(pattern=r"^\w[\w.:/ -]{0,199}\Z", description=NAME_CHARACTERS)]
-LABEL_BEFORE_PATH = re.compile(r"[\w.:-]+(?==)")
 LENGTH = re.compile(r"(?P<count>[1-9][0-9]{0,17}) *(?P<unit>epoch|step)s?")
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
-# A typing error must not fill the memory with trials.
-MAX_SEEDS = MAX_REPEATS = 10_000
+MAX_TRIALS = 100_000  # a typing error must not fill the memory with trials
+MAX_REPEATS = 10_000
 MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
 
 
@@ -68,7 +64,7 @@ class SweepFile(SweepKeys):
     """All keys of a sweep file and their defaults."""
 
     name: Name
-    workloads: dict[Label, WorkloadEntry]  # by label
+    workloads: Annotated[dict[Label, WorkloadEntry], Meta(min_length=1)]  # by label
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
@@ -93,14 +89,19 @@ def read_sweep_file(document: Document, sets: Sequence[str], data: Sequence[str]
     """
     document.content.setdefault("name", Path(document.source_of(())).stem)
     file = _validate(document)
-    # Paths of data come after flags that may have chosen a source which reads files.
-    flags: list[tuple[Callable[[Document, str], None], Sequence[str]]]
-    flags = [(_apply_set, sets), (apply_data, data)]
-    for apply, texts in flags:
-        for text in texts:
-            apply(document, text)
-            file = _validate(document)
-    _check_counts(document, file)
+    for text in sets:
+        _apply_set(document, text)
+        file = _validate(document)
+    for text in data:
+        apply_data(document, text)
+        file = _validate(document)
+    all_seeds: dict[Key, Seeds | None] = {("seeds",): file.seeds}
+    for label, entry in file.workloads.items():
+        all_seeds["workloads", label, "seeds"] = entry.seeds
+    for key, seeds in all_seeds.items():
+        # Two trials of one seed would share an id; that is what `repeats` is for.
+        if seeds is not None and len(set(seeds)) < len(seeds):
+            raise document.error(key, f"found {shown(seeds)}; allowed: each once")
     return file
 
 
@@ -108,11 +109,7 @@ def _validate(document: Document) -> SweepFile:
     """Return the checked keys of a sweep file, and leave no short form in it; raises BadInput."""
     content = document.content
     _expand(document, (), content)
-    checkpoint = content.get("checkpoint")
-    if isinstance(checkpoint, str):
-        if checkpoint != "best":
-            hint = did_you_mean(checkpoint, ["best", "{every: 10m, keep: 2}"])
-            raise document.error(("checkpoint",), f"found {checkpoint!r}; {hint}")
+    if content.get("checkpoint") == "best":
         content["checkpoint"] = {"best": True}
     workloads: Any = content.get("workloads")
     for label, entry in workloads.items() if isinstance(workloads, dict) else ():
@@ -133,10 +130,7 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
     """
     seeds = content.get("seeds")
     if type(seeds) is int:
-        if not 1 <= seeds <= MAX_SEEDS:
-            allowed = f"how many seeds, from 1 to {MAX_SEEDS:,}, or a list of them ([{seeds}])"
-            raise document.error((*key, "seeds"), f"found {seeds}; allowed: {allowed}")
-        content["seeds"] = list(range(seeds))
+        content["seeds"] = list(range(min(seeds, MAX_TRIALS + 1)))
     for name in LENGTHS:
         length = content.get(name, {})
         if not isinstance(length, dict):
@@ -147,20 +141,6 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
             content[name] = {f"{match['unit']}s": int(match["count"])}
 
 
-def _check_counts(document: Document, file: SweepFile) -> None:
-    """Raise BadInput for no workloads, and for seeds that are none or repeated."""
-    if not file.workloads:
-        hint = did_you_mean("", BUILT_IN)
-        raise document.error(("workloads",), f"found none; {hint}, or a class of yours")
-    all_seeds: dict[Key, Seeds | None] = {("seeds",): file.seeds}
-    for label, entry in file.workloads.items():
-        all_seeds["workloads", label, "seeds"] = entry.seeds
-    for key, seeds in all_seeds.items():
-        # Two trials of one seed would share an id; that is what `repeats` is for.
-        if seeds is not None and (not seeds or len(set(seeds)) < len(seeds)):
-            raise document.error(key, f"found {shown(seeds)}; allowed: at least one, each once")
-
-
 def _apply_set(document: Document, text: str) -> None:
     """Apply `--set`: `execution=eager,compile` replaces an axis, `length.epochs=3` any other key.
 
@@ -169,26 +149,23 @@ def _apply_set(document: Document, text: str) -> None:
     """
     name, equals, value = text.partition("=")
     name, source = name.strip(), f"--set {text}"
-    key, entries = tuple(name.split(".")), document.content["workloads"]
     if not equals or not name:
         allowed = "--set axis=value[,value…] or --set some.key=value"
         raise BadInput(f"{source}: found no '='; allowed: {allowed}")
     if is_axis(name):
         _replace_axis(document, name, _parse_list(value, source), source)
         return
+    key: Key = tuple(name.split("."))
     if key[0] not in SWEEP_KEYS:
-        lengths = ["length.epochs", "length.steps"]
-        hint = did_you_mean(name, [*AXIS_TYPES, axis_hint(name), *SWEEP_KEYS, *lengths])
-        raise BadInput(f"{source}: unknown axis or key; {hint}")
-    if key[0] == "workloads" and len(key) > 2 and key[1] not in entries:
-        raise BadInput(f"{source}: workloads: found {key[1]!r}; {did_you_mean(key[1], entries)}")
+        hint = unknown_axis(name, *SWEEP_KEYS, "length.epochs", "length.steps")
+        raise BadInput(f"{source}: {hint}")
     if key[0] in ("seeds", *LENGTHS):
-        for entry in entries.values():
+        for entry in document.content["workloads"].values():
             entry.pop(key[0], None)
     # Else it is a number of seeds, or a list in brackets.
     parse = _parse_list if name == "seeds" and "," in value else parse_value
     parsed = parse(value, source)
-    if len(key) > 1 and key[-2] in LENGTHS and key[-1] in ("steps", "epochs"):
+    if name.endswith((".steps", ".epochs")) and key[-2] in LENGTHS:
         # A length has one of the two, never both: the new one replaces the other.
         key, parsed = key[:-1], {key[-1]: parsed}
     document.put(key, parsed, source)
@@ -200,9 +177,11 @@ def _replace_axis(document: Document, axis: str, values: Any, source: str) -> No
     The other axes of a zip stay in it. Rules of `exclude` and `include` stay as they are; included
     points take the value if it is the only one.
     """
-    section, name = setting_of(axis) or ("axes", axis)
     for entry in document.content["workloads"].values():
-        entry.get(section, {}).pop(name, None)
+        entry.get("axes", {}).pop(axis, None)
+        if is_setting(axis):
+            section, _, name = axis.partition(".")
+            entry.get(section, {}).pop(name, None)
     for group in document.content.get("zip", []):
         group.pop(axis, None)
     document.put(("matrix", axis), values, source)
@@ -220,43 +199,16 @@ def _parse_list(value: str, source: str) -> Any:
 
 
 def apply_data(document: Document, text: str) -> None:
-    """Apply `--data`: `PATH` for every workload that reads data from files, `LABEL=PATH` for one.
+    """Apply `--data`: `PATH` sets `data.path` of every workload, `LABEL=PATH` that of one.
 
-    It sets `data.path`. Raises BadInput for an unknown label, where no workload has this setting, and
-    for a workload that can't be loaded. That the files exist is checked when the workload is planned.
+    That a workload has this setting and that the files exist is checked when it is planned.
     """
     entries = document.content["workloads"]
-    match, path = LABEL_BEFORE_PATH.match(text), text
-    if match is not None and not Path(text).exists():
-        path, labels = text[match.end() + 1 :], [match[0]]
-        if match[0] not in entries:
-            raise BadInput(f"--data {text}: found {match[0]!r}; {did_you_mean(match[0], entries)}")
-    else:
-        labels = [label for label in entries if _has_path(document, label)]
-    if not labels:
-        problem = "found no workload that reads data from files"
-        allowed = "LABEL=PATH, for a workload whose `Data` has the setting `path`"
-        raise BadInput(f"--data {text}: {problem}; allowed: {allowed}")
-    for label in labels:
-        # Absolute, because paths in a sweep file are relative to the file and this one is not.
-        absolute = str(Path(path).absolute())
-        document.put(("workloads", label, "data", "path"), absolute, f"--data {text}")
-
-
-def _has_path(document: Document, label: str) -> bool:
-    """Return whether the data of a workload have a setting `path`, of a source that the sweep chooses.
-
-    An unknown source counts, since planning reports it.
-    """
-    key = ("workloads", label)
-    entry: WorkloadEntry = document.validate(
-        WorkloadEntry, document.content["workloads"][label], key
-    )
-    members = members_by_source(declaration_of(document, label, entry).data)
-    own = entry.data.get(SOURCE, next(iter(members)))
-    chosen = document.content.get("matrix", {}).get(f"data.{SOURCE}", own)
-    for source in chosen if isinstance(chosen, list) else [chosen]:
-        kind = members.get(str(source))
-        if kind is None or "path" in get_type_hints(kind):
-            return True
-    return False
+    label, _, path = text.partition("=")
+    labels = [label]
+    if label not in entries:
+        labels, path = list(entries), text
+    # Absolute, because paths in a sweep file are relative to the file and this one is not.
+    absolute = str(Path(path).absolute())
+    for name in labels:
+        document.put(("workloads", name, "data", "path"), absolute, f"--data {text}")

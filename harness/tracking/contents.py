@@ -275,10 +275,7 @@ def params(cell: Cell) -> dict[str, str]:
         values["evaluate"] = f"every {cell.evaluate}"
     if cell.stop is not None:
         values["stop"] = str(cell.stop)
-    for name, value in workload.options.items():
-        values[f"options.{name}"] = value
-    for name, value in workload.data.items():
-        values[f"data.{name}"] = value
+    values |= workload.settings
     return _texts(values)
 
 

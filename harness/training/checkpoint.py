@@ -43,7 +43,7 @@ from harness.core.paths import fsync_folder, write_atomically
 from harness.records.decode import FileFormat, decode_file
 from harness.records.record import Interruption
 from harness.records.seal import sealed_text
-from harness.sweep.saving import CheckpointRules
+from harness.sweep.cell import CheckpointRules
 from harness.training.build import TrialParts
 from harness.training.digests import full_tensor, plain_copy
 from harness.training.ranks import (

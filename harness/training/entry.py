@@ -20,7 +20,8 @@ from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.environment import Environment, describe_environment
-from harness.sweep.environment import PREFIX, Variables
+from harness.sweep.axes import PREFIX, Variables
+from harness.sweep.cell import section_of
 from harness.sweep.files import (
     check_code,
     check_files,
@@ -52,7 +53,7 @@ def joined(
     prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
     needed = strategy_class(axes.strategy).needs_process_group
-    offloads = axes.fsdp.cpu_offload
+    offloads = axes.fsdp_cpu_offload
     with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
         yield assignment, replace(ranks, device=device)
 
@@ -82,7 +83,9 @@ def load_workload(assignment: Assignment) -> Workload:
     workload_class = load_class(reference.uses, base_folder)
     check_code(reference, base_folder)
     options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
-    data = decode_value(workload_class.Data, reference.data, refuse_unknown=True)
+    data = decode_value(
+        workload_class.Data, section_of(reference.settings, "data"), refuse_unknown=True
+    )
     if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
         check_files(reference, files_by_setting(options, data))
     return workload_class(options, data)

@@ -111,7 +111,7 @@ class Compiler:
         if self._is_eager:
             return model
         _, _, mode = self.axes.execution.partition(":")
-        compiled = torch.compile(model, mode=mode or None, **self.axes.compile.changed())
+        compiled = torch.compile(model, mode=mode or None, **self.axes.torch_parameters("compile"))
         return cast(nn.Module, compiled)
 
     def _on_compile_start(self, compilation: Any) -> None:

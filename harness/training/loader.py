@@ -51,7 +51,7 @@ def make_loader(
         seed=seed,
         order=order,
         micro_batches=axes.grad_accum_steps if axes.reduction == "tree" else None,
-        pin_memory=device.type == "cuda" and axes.loader.pin_memory is not False,
+        pin_memory=device.type == "cuda" and axes.loader_pin_memory is not False,
     )
     if axes.input == "resident":
         move = getattr(samples, "to", None)
@@ -67,8 +67,8 @@ def make_loader(
         batch_size=None,  # they are complete already
         collate_fn=tuple,  # as it is: torch would make a tensor of the indices
         num_workers=axes.num_workers,
-        prefetch_factor=axes.loader.prefetch_factor,
-        persistent_workers=axes.loader.persistent_workers,
+        prefetch_factor=axes.loader_prefetch_factor,
+        persistent_workers=axes.loader_persistent_workers,
         timeout=WORKER_TIMEOUT,
         worker_init_fn=_prepare_worker,
         pin_memory=stream.pin_memory,

@@ -45,9 +45,8 @@ from harness.measure.telemetry import telemetry_for
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result
 from harness.records.record import LOSS, Evaluation, Failure, Rank0Report, RankResult, TargetMetric
-from harness.sweep.axes import AXES
+from harness.sweep.axes import AXES, OF_TORCHRUN
 from harness.sweep.cell import ESCAPED, MAX_STEPS, PLACEHOLDER
-from harness.sweep.environment import OF_TORCHRUN
 from harness.sweep.files import check_code, check_files, named_files
 from harness.training.digests import add_tensor, local_part
 from harness.training.entry import environment_of, prepare_rank

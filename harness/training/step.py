@@ -227,7 +227,7 @@ class TreeStep(TrainStep):
         gradients: Gradients = []
         for parameter in self.model.parameters():
             gradient = parameter.grad
-            if gradient is not None and self.axes.ddp.gradient_as_bucket_view:
+            if gradient is not None and self.axes.ddp_gradient_as_bucket_view:
                 gradient = gradient.clone()
             gradients.append(gradient)
             parameter.grad = None

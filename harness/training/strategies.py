@@ -150,11 +150,11 @@ class DDP(Strategy):
         # Where in a bucket a gradient is decides in which order the ranks are summed up, and so, from
         # three ranks on, the last bits of the sum.
         if self.mesh.world_size > 2:
-            self.arranging_steps = 2 if axes.ddp.static_graph else 1
+            self.arranging_steps = 2 if axes.ddp_static_graph else 1
         self._replica = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            **axes.ddp.changed(),
+            **axes.torch_parameters("ddp"),
         )
         if axes.reduction == "tree":
             self.tree = TreeCollective()
@@ -176,7 +176,7 @@ class DDP(Strategy):
 
     def _check_bucket_cap(self, model: nn.Module) -> None:
         """Raise NotApplied if a model is too small for its bucket size to change anything."""
-        cap_mb = self.axes.ddp.bucket_cap_mb
+        cap_mb = self.axes.ddp_bucket_cap_mb
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
         if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
@@ -254,15 +254,15 @@ class FSDP2(Strategy):
         """Shard each of the workload's layers, then the rest of the model."""
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-        parameters = self.axes.fsdp
-        param_dtype = torch.bfloat16 if self.axes.precision == "bf16:fsdp2" else None
-        reduce_dtype = REDUCE_DTYPES[parameters.reduce_dtype]
+        axes = self.axes
+        param_dtype = torch.bfloat16 if axes.precision == "bf16:fsdp2" else None
+        reduce_dtype = REDUCE_DTYPES[axes.fsdp_reduce_dtype]
         settings: dict[str, Any] = {
-            "mesh": device_mesh(self.mesh, self.axes.shard_size),
-            "reshard_after_forward": parameters.reshard_after_forward,
+            "mesh": device_mesh(self.mesh, axes.shard_size),
+            "reshard_after_forward": axes.fsdp_reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
         }
-        if parameters.cpu_offload:
+        if axes.fsdp_cpu_offload:
             settings["offload_policy"] = CPUOffloadPolicy()
         for module in [*workload.layers(model), model]:
             fully_shard(module, **settings)

@@ -27,9 +27,8 @@ from msgspec import Meta
 
 from harness.analysis.cells import varying_axes
 from harness.core.text import counted
-from harness.sweep.axes import AXIS_TYPES, DEFAULTS, HELP
+from harness.sweep.axes import AXIS_TYPES, DEFAULTS, PREFIX, help_of
 from harness.sweep.cell import SOURCE, Trial, axis_value
-from harness.sweep.environment import ALLOWED_VALUES, PREFIX
 from harness.sweep.matrix import CONFLICT
 from harness.sweep.sweep import Sweep
 from harness.view.value import Kind, Styled, Value, duration
@@ -167,9 +166,12 @@ def axes_view() -> View:
         default = ""
         if axis in DEFAULTS:
             default = f"  default {axis_value(DEFAULTS[axis])}"
-        table.add_row(axis, [_describe_type(kind), Styled(default, "quiet"), f"\n{HELP[axis]}"])
+        table.add_row(axis, [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"])
     # Axes whose names are not the harness's own.
-    table.add_row(f"{PREFIX}NAME", f"{ALLOWED_VALUES}\nan environment variable of the ranks")
+    table.add_row(
+        f"{PREFIX}NAME",
+        "text, a whole number, or null for unset\nan environment variable of the ranks",
+    )
     table.add_row("options.NAME, data.NAME", "an option or data setting: see harness workloads")
     return View(tables=[table])
 

@@ -116,7 +116,6 @@ def test_a_baseline_that_was_changed_is_refused(results: Results) -> None:
 
 def test_absolute_paths_of_data_are_left_out(results: Results) -> None:
     cell = make_cell()
-    cell = replace(
-        cell, workload=replace(cell.workload, data={"source": "idx", "path": "/home/somebody/data"})
-    )
+    settings = {"data.source": "idx", "data.path": "/home/somebody/data"}
+    cell = replace(cell, workload=replace(cell.workload, settings=settings))
     assert "somebody" not in baseline.dump(make_result([1.0], cell=cell))

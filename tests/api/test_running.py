@@ -18,8 +18,7 @@ from harness.launch.runner import Runner
 from harness.launch.sweep import Redo
 from harness.records.record import Record
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import Profile, ValidityRules
 from harness.view import run as view
 from harness.view.console import TerminalConsole
 from harness.view.run import RunView

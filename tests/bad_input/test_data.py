@@ -15,17 +15,6 @@ FILES = "name: demo\nworkloads:\n  mlp:\n    data: {source: idx, path: images}\n
 TEXTS = "name: demo\nworkloads:\n  distilbert:\n    data: {source: csv, path: texts.csv}\n"
 
 
-def test_source_that_is_unknown() -> None:
-    Path("sweep.yaml").write_text(
-        "name: demo\nworkloads:\n  mlp:\n    data: {source: digit}\n", encoding="utf-8"
-    )
-    line = refused("run", "sweep.yaml")
-    assert (
-        line
-        == "sweep.yaml:4: workloads.mlp.data.source: found 'digit'; did you mean 'digits'? allowed: digits, idx"
-    )
-
-
 def test_path_that_is_missing_from_the_file() -> None:
     Path("sweep.yaml").write_text(
         "name: demo\nworkloads:\n  mlp:\n    data: {source: idx}\n", encoding="utf-8"
@@ -122,9 +111,7 @@ def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
     )
     reason = f"batch_size {samples + 1} is more than the {samples} training samples"
     line = refused("plan", "sweep.yaml")
-    assert line == (
-        f"sweep.yaml: found no cell to run: 1 left out by conflict: {reason}; allowed: at least one cell"
-    )
+    assert line == (f"sweep.yaml: found no cell to run: 1 left out by conflict: {reason}")
     fitting = f"--set=batch_size={samples}"
     assert harness("plan", "sweep.yaml", fitting).code == 0
 

@@ -21,7 +21,7 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--set", "precsion=bf16"],
-            "--set precsion=bf16: unknown axis or key; did you mean 'precision'?",
+            "--set precsion=bf16: unknown axis; did you mean 'precision'?",
         ),
         (
             ["--set", "precision=bf17"],
@@ -37,9 +37,8 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--set", "epochs=3"],
-            "--set epochs=3: unknown axis or key; did you mean 'length.epochs'?",
+            "--set epochs=3: unknown axis; did you mean 'length.epochs'?",
         ),
-        (["--set", "seeds=0"], "--set seeds=0: seeds: found 0; allowed: how many seeds, from 1 to"),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
         (
@@ -56,19 +55,15 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--set", "workloads.mpl.options.dropout=0"],
-            "--set workloads.mpl.options.dropout=0: workloads: found 'mpl'; ",
+            "--set workloads.mpl.options.dropout=0: workloads.mpl.uses: found no workload 'mpl'",
         ),
         (
             ["--set", "workloads.mlp.options.width=3"],
             "--set workloads.mlp.options.width=3: workloads.mlp.options.width: ",
         ),
         (
-            ["--data", "mpl=folder"],
-            "--data mpl=folder: found 'mpl'; did you mean 'mlp'? allowed: mlp",
-        ),
-        (
             ["--data", "folder"],
-            "--data folder: found no workload that reads data from files; allowed: LABEL=PATH",
+            "--data folder: workloads.mlp.data.path: unknown key; allowed: ",
         ),
         (
             ["--data", "mlp=folder"],

@@ -35,8 +35,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("sweep.yaml").write_text(GOOD, encoding="utf-8")
     Path("gpu.yaml").write_text("device: cuda\nslots: 2\n", encoding="utf-8")
     assert refused("run", "sweep.yaml", "--cluster", "gpu.yaml") == (
-        "device: found cuda in the profile, and no NVIDIA GPU on this machine; allowed: auto or cpu,"
-        " or a machine with a GPU"
+        "device: found cuda, and no NVIDIA GPU on this machine; allowed: auto or cpu"
     )
 
 
@@ -44,23 +43,14 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ("profile", "begins"),
     [
         (
-            "launchr: torchrun\n",
-            "p.yaml:1: launchr: unknown key; did you mean 'launcher'? allowed: ",
-        ),
-        (
             "launcher: torchrum\n",
             "p.yaml:1: launcher: found \"torchrum\"; did you mean 'torchrun'? allowed: ",
-        ),
-        (
-            "device: gpu\n",
-            "p.yaml:1: device: found \"gpu\"; did you mean 'cpu'? allowed: auto, cpu, cuda",
         ),
         ("device: auto\nslots: 0\n", "p.yaml:2: slots: found 0; allowed: at least 1"),
         (
             "environment:\n  NCCL_DEBUG: 1\n",
             "p.yaml:2: environment.NCCL_DEBUG: found 1; allowed: text",
         ),
-        ("- torchrun\n", "p.yaml: found no mapping; allowed: keys with values"),
     ],
 )
 def test_cluster_profile(profile: str, begins: str) -> None:

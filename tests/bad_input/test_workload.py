@@ -70,14 +70,6 @@ def test_workload_of_the_user_that_is_no_valid_python(here: Path) -> None:
     assert refused("run", "sweep.yaml") == f"{place}found invalid syntax; allowed: valid Python"
 
 
-def test_options_of_a_workload_of_the_user() -> None:
-    line_fit = Path(__file__).parents[1] / "support" / "line.py"
-    spec = f"name: demo\nworkloads:\n  mine:\n    uses: {line_fit}:LineFit\n    options: {{sample: 3}}\n"
-    Path("sweep.yaml").write_text(spec, encoding="utf-8")
-    wanted = "sweep.yaml:5: workloads.mine.options.sample: unknown key; did you mean 'samples'?"
-    check(refused("run", "sweep.yaml"), wanted)
-
-
 SETTINGS = """
 from __future__ import annotations
 from dataclasses import dataclass, field
@@ -102,25 +94,14 @@ class Mine(LineFit):
 """
 
 
-@pytest.mark.parametrize(
-    ("section", "base", "setting", "problem"),
-    [
-        ("Options", "Inner", "width: int = 3", "found <class 'mine"),
-        ("Data", "Settings", "files: tuple[Path, ...]", "files: found the name of a method"),
-        ("Data", "Settings", "check: bool = False", "check: found the name of a method"),
-        ("Options", "Settings", "sizes: Sequence[int] = ()", "found a type that can't be read: "),
-    ],
-    ids=["base", "files", "check", "type"],
-)
-def test_settings_of_a_workload_of_the_user(
-    section: str, base: str, setting: str, problem: str
-) -> None:
-    module = SETTINGS.format(section=section, base=base, setting=setting)
+@pytest.mark.parametrize("section", ["Options", "Data"])
+def test_settings_of_a_workload_of_the_user(section: str) -> None:
+    module = SETTINGS.format(section=section, base="Inner", setting="width: int = 3")
     Path("mine.py").write_text(module, encoding="utf-8")
     Path("sweep.yaml").write_text(MINE, encoding="utf-8")
-    start = f"Mine.{section}: {problem}"
-    check(refused("plan", "sweep.yaml"), f"sweep.yaml:4: workloads.mine.uses: {start}")
-    check(refused("workloads", "mine.py:Mine"), f"WORKLOAD mine.py:Mine: {start}")
+    problem = "Mine: found <class 'mine"
+    check(refused("plan", "sweep.yaml"), f"sweep.yaml:4: workloads.mine.uses: {problem}")
+    check(refused("workloads", "mine.py:Mine"), f"WORKLOAD mine.py:Mine: {problem}")
 
 
 def test_defaults_may_be_of_any_type() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.launch import torchrun
-from harness.sweep.environment import Variables
+from harness.sweep.axes import Variables
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed

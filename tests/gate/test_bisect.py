@@ -29,9 +29,8 @@ from harness.gate.bisect import (
 )
 from harness.gate.paired import Budget, PairedResult
 from harness.statistics.sequential import SpeedVerdict
-from harness.sweep.cluster import Profile
+from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.sweep import load_sweep
-from harness.sweep.validity import ValidityRules
 from harness.view import gate as view
 from tests.support.commands import harness
 from tests.support.repository import Repository

@@ -15,7 +15,7 @@ from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.environment import Gpu
 from harness.records.record import Record
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 from harness.view.sweep import cells_table
 from tests.factories import (
     ENVIRONMENT,

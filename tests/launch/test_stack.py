@@ -15,7 +15,7 @@ from harness.core.paths import TrialFolder
 from harness.launch import stack as stacks
 from harness.launch.stack import ReadyStack, make_ready
 from harness.launch.torchrun import Torchrun, _is_rank
-from harness.sweep.stack import Stack
+from harness.sweep.cell import Stack
 from tests.launch.test_srun import launcher as make_srun
 from tests.support.stacks import PACKAGE, make_environment
 

@@ -14,8 +14,7 @@ from harness.launch.runner import Runner
 from harness.records.files import write_record
 from harness.records.record import Record
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import Profile, ValidityRules
 from tests.factories import make_record
 from tests.support.reports import make_sweep
 from tests.support.running import RecordCollector

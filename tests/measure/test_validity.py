@@ -9,7 +9,7 @@ import pytest
 
 from harness.measure.validity import violations
 from harness.records.record import Summary, Telemetry
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 from tests.factories import make_cell, make_record
 
 RECORD = make_record(make_cell(strategy="ddp", world_size=2))

@@ -83,7 +83,7 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
     identity = {
         **cell.workload.identity,
         "files": {"data.path": "d" * 64},
-        "options": {"dropout": 0.5},
+        "settings": {**cell.workload.identity["settings"], "options.dropout": 0.5},
     }
     a = with_cell(record, workload=replace(cell.workload, code=ran))
     b = with_cell(
@@ -100,7 +100,6 @@ def test_what_a_trial_was_to_compute_is_compared() -> None:
         "code.files.spiral.py",
         "data.path",
         "options.dropout",
-        "options.hidden",
         "length",
         "axes.precision",
     ]

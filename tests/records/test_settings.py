@@ -11,8 +11,7 @@ import yaml
 from harness.core.paths import Results
 from harness.records.settings import profile_change, run_settings
 from harness.records.store import write_spec
-from harness.sweep.cluster import Profile
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions
 from harness.sweep.sweep import Sweep
 from tests.factories import make_record, write_trial
 from tests.support.commands import CommandResult, harness

@@ -19,7 +19,6 @@ from harness.reproduce.conditions import (
     is_same_computation,
     most_likely_cause,
 )
-from harness.sweep.axes import DDPParameters
 from harness.sweep.cell import Length
 from tests.factories import make_cell, make_record
 
@@ -113,11 +112,13 @@ MUTANTS: Mapping[str, Callable[[Record], Record]] = {
     "axes.batch_size": axes(batch_size=128),
     "axes.world_size": axes(world_size=4),
     "axes.num_threads": axes(num_threads=2),
-    "axes.ddp.bucket_cap_mb": axes(ddp=DDPParameters(bucket_cap_mb=1.0)),
+    "axes.ddp.bucket_cap_mb": axes(ddp_bucket_cap_mb=1.0),
     "length": cell(length=Length(epochs=3)),
     "evaluate": cell(evaluate=Length(steps=5)),
     "warmup": cell(warmup=3),
-    "options.dropout": identity(options={"hidden": [256, 128], "dropout": 0.3}),
+    "options.dropout": identity(
+        settings={**CELL.workload.identity["settings"], "options.dropout": 0.3}
+    ),
     "data.path": identity(files={"data.path": "9" * 64}),
     "code.files.spiral.py": workload(code={**CODE, "spiral.py": "3" * 64}),
     "software.torch": part("software", torch="2.13.0+cu128"),

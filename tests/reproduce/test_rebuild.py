@@ -78,8 +78,9 @@ def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
 
 def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) -> None:
     cell = planned(tmp_path).cells[1]
-    options = {**cell.workload.options, "dropout": 0.7}  # the default when it was recorded
-    recorded = replace(cell, workload=replace(cell.workload, options=options))
+    # The default when it was recorded.
+    settings = {**cell.workload.settings, "options.dropout": 0.7}
+    recorded = replace(cell, workload=replace(cell.workload, settings=settings))
     rebuilt = rebuild_cell(recorded, tmp_path, ())
     found = differences(
         trial_fields(Trial(cell=recorded, seed=0)), trial_fields(Trial(cell=rebuilt, seed=0))
@@ -90,8 +91,8 @@ def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) 
 
 def test_a_setting_that_is_gone_is_bad_input(tmp_path: Path) -> None:
     cell = planned(tmp_path).cells[1]
-    options = {**cell.workload.options, "former": 1}
-    recorded = replace(cell, workload=replace(cell.workload, options=options))
+    settings = {**cell.workload.settings, "options.former": 1}
+    recorded = replace(cell, workload=replace(cell.workload, settings=settings))
     with pytest.raises(BadInput, match=r"options\.former: unknown key"):
         rebuild_cell(recorded, tmp_path, ())
 

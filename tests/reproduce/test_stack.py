@@ -11,7 +11,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
 from harness.reproduce import rerun
 from harness.reproduce.rerun import Original, recorded_stack
-from harness.sweep.stack import Stack
+from harness.sweep.cell import Stack
 from tests.factories import make_cell, make_record
 from tests.launch.test_stack import READY
 

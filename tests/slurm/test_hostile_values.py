@@ -15,8 +15,7 @@ import yaml
 from harness.core.paths import SweepFolder
 from harness.slurm.submission import JobArray, Submission
 from harness.slurm.submit import array_executor, call_sbatch
-from harness.sweep.cluster import Profile
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import read_records, trial_rows
 from tests.support.commands import harness

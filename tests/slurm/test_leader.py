@@ -22,8 +22,7 @@ from harness.slurm import leader, submission
 from harness.slurm.leader import Job, JobIsOver, JobListener
 from harness.slurm.submission import JobArray, Submission
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions
 from harness.sweep.sweep import Sweep
 from harness.training.progress import SIGNAL
 from tests.factories import BEGUN, make_record, write_trial

@@ -8,7 +8,7 @@ from itertools import chain
 from harness.slurm.submission import JobArray
 from harness.slurm.submit import MAX_ARRAY_JOBS, pack
 from harness.sweep.cell import Cell, Trial
-from harness.sweep.slurm import SlurmOptions
+from harness.sweep.cluster import SlurmOptions
 from tests.factories import make_cell
 
 SINGLE = make_cell()

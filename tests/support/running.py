@@ -17,8 +17,7 @@ from harness.launch import sweep as runner
 from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.sweep import sweep as spec
-from harness.sweep.cluster import Parallel, Profile
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import Parallel, Profile, ValidityRules
 
 # Tests that share a small machine disturb each other; no trial must be invalid for that.
 NO_VALIDITY_LIMITS: dict[str, Any] = {

@@ -42,12 +42,6 @@ def test_a_file_without_a_workload_is_a_script(tmp_path: Path) -> None:
     assert cell.throughput_unit == "steps/s"
 
 
-def test_a_file_with_a_workload_is_none(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(OWN_CLASS)
-    with pytest.raises(BadInput, match=r"found no build_model, splits in Mine"):
-        plan(tmp_path, {})
-
-
 def test_a_file_whose_module_has_the_workload_is_none(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import mine_of_it\n")
     (tmp_path / "mine_of_it.py").write_text(OWN_CLASS)
@@ -124,24 +118,18 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
         (
             {"arguments": "--hf-token {seed}"},
             {},
-            "mine.arguments: found --hf-token, which says secret, .* environment variable",
+            "mine: found --hf-token, which says secret, .* environment variable",
         ),
         (
             {"arguments": "{api_key}", "options": {"api_key": "x"}},
             {},
-            "mine.options.api_key: found api_key, which says secret, and settings are recorded",
-        ),
-        ({}, {"matrix": {"batch_size": 8}}, r"batch_size 8: .*; hand it over as {batch_size}"),
-        (
-            {},
-            {"matrix": {"batch_size": [8, 16]}},
-            r"batch_size: found an axis that no argument names",
+            "mine: found options.api_key, which says secret, and settings are recorded",
         ),
         ({"arguments": "{lr}"}, {}, r"{lr} has no value; set the axis lr or `options: {lr: …}`"),
         (
             {"arguments": "{dim}"},
             {},
-            r"mine.arguments: found {dim} without a value; set `options: ",
+            "mine.options.dim: missing; it has no default",
         ),
         (
             {"options": {"lr": 1}},
@@ -149,45 +137,38 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             r"options.lr: found an option that no argument names; write {lr}",
         ),
         (
-            {"arguments": ["--amp", True]},
-            {},
-            r"mine.arguments\[1\]: found True without quotes; allowed: text",
-        ),
-        (
             {"arguments": ["--lr", 1.1]},
             {},
-            r"arguments\[1\]: found 1.1 without quotes; allowed: text",
+            r"arguments\[1\]: found 1.1; allowed: text or a whole number",
         ),
         (
             {"arguments": "--steps {steps}"},
             {},
             r"mine.arguments: found {steps} without a length in steps; allowed with `length: 300",
         ),
-        (
-            {"arguments": "--steps {steps}", "length": "1 epoch"},
-            {"length": "300 steps"},
-            r"mine.arguments: found {steps} without a length in steps; allowed with `length: 300",
-        ),
         ({"arguments": "'"}, {}, 'mine.arguments: found "\'": No closing quotation; allowed: '),
         (
             {"data": {"path": "x"}},
             {},
-            "mine.data: found it with train.py, a script: the script reads them",
+            "mine.data: found it with a script: the script reads them",
         ),
-        ({}, {"stop": {"patience": 2}}, "stop: found it with train.py, a script: the script ends"),
+        ({}, {"stop": {"patience": 2}}, "stop: found it with a script: the script ends"),
         (
             {},
             {"checkpoint": "best"},
-            "checkpoint: found it with train.py, a script: the script saves",
+            "checkpoint: found it with a script: the script saves",
         ),
         (
             {},
             {"length": "5 epochs"},
-            r"length: found 5 epochs of train.py, .*`arguments: --epochs 5`",
+            "length: found 5 epochs of a script, which counts its epochs itself",
         ),
-        ({}, {"warmup": 0}, "warmup: found 0; allowed with train.py, a script: 1 or more"),
-        ({"uses": "trian.py"}, {}, r"trian.py: found no such file \(did you mean 'train.py'\?\)"),
-        ({"uses": "mlp", "arguments": "x"}, {}, "mine.arguments: found it with a workload class; "),
+        ({}, {"warmup": 0}, "warmup: found 0; allowed with a script: 1 or more"),
+        (
+            {"uses": "mlp", "arguments": "x"},
+            {},
+            "mine: found arguments or target with a workload class; ",
+        ),
         (
             {"arguments": "{rank_batch_size}"},
             {"matrix": {"batch_size": 5, "world_size": 2}},
@@ -201,12 +182,6 @@ def test_what_a_script_cannot_do_is_refused(
     with pytest.raises(BadInput, match=message) as caught:
         plan(tmp_path, entry, **keys)
     assert "\n" not in str(caught.value)
-
-
-def test_invalid_python_is_named_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nfor x in\n")
-    with pytest.raises(BadInput, match=r"uses: .*train.py:2: found invalid syntax; allowed: valid"):
-        plan(tmp_path, {})
 
 
 def test_cells_with_other_arguments_are_not_compared_as_equal(tmp_path: Path) -> None:
@@ -244,8 +219,6 @@ def test_a_module_is_the_file_that_python_would_run(tmp_path: Path) -> None:
     assert rebuild_cell(cell, tmp_path, ()).id == cell.id
     with pytest.raises(BadInput, match="world_size 2: launch: python starts one process"):
         plan(tmp_path, entry | {"axes": {"world_size": 2}})
-    with pytest.raises(BadInput, match=r"mine.uses: found it with module"):
-        plan(tmp_path, entry | {"uses": "train.py"})
 
 
 def test_a_script_s_learning_rate_may_be_any(tmp_path: Path) -> None:

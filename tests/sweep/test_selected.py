@@ -171,3 +171,13 @@ def test_plan_shows_the_selected_cells(tmp_path: Path) -> None:
     refused = harness("plan", path, "--only", "precison=bf16")
     assert refused.code == 2
     assert refused.err.startswith("harness: --only 'precison=bf16': unknown key")
+
+
+def test_folder_with_a_broken_file_is_written_anew(tmp_path: Path) -> None:
+    sweep = load(tmp_path)
+    results = Results(tmp_path / "results")
+    folder = results.sweep_folder(sweep.name)
+    folder.path.mkdir(parents=True)
+    folder.spec_path.write_text("{", encoding="utf-8")
+    write_spec(sweep, folder)
+    assert read_recorded_sweep(results, sweep.name).sweep.trials() != []

@@ -104,16 +104,12 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
         ),
         (
             "options.hiden: [[64]]",
-            ":4: matrix.options.hiden: found no workload with it among mlp, cnn; did you mean"
+            ":4: matrix.options.hiden: found no workload with it; did you mean"
             " 'options.hidden'? allowed: data.classes, ",
         ),
         ("options.hidden: []", ":4: matrix.options.hidden: found an empty list; allowed: at least"),
         ("options.hidden: 64", ":4: workloads.mlp.options.hidden: found 64; allowed: a list"),
         ("data.source: [csv]", ":4: workloads.mlp.data.source: found 'csv'; allowed: digits, idx"),
-        (
-            "data.split_seed: [1, 2]",
-            ":2: workloads.cnn.data.split_seed: found in matrix or zip too",
-        ),
     ],
 )
 def test_settings_are_checked_by_the_workloads_own_types(

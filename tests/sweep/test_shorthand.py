@@ -16,12 +16,8 @@ from tests.support.sweeps import DIGITS, load
     [
         ({"seeds": 3}, {"seeds": [0, 1, 2]}),
         ({"length": "5 epochs"}, {"length": {"epochs": 5}}),
-        ({"length": "1 epoch"}, {"length": {"epochs": 1}}),
         ({"evaluate": "30steps"}, {"evaluate": {"steps": 30}}),
         ({"matrix": {"execution": "compile"}}, {"matrix": {"execution": ["compile"]}}),
-        ({"matrix": {"lr": 0.1}}, {"matrix": {"lr": [0.1]}}),
-        ({"matrix": {"channels_last": False}}, {"matrix": {"channels_last": [False]}}),
-        ({"matrix": {"env.X": "a"}}, {"matrix": {"env.X": ["a"]}}),
         ({"matrix": {"options.dropout": 0.3}}, {"matrix": {"options.dropout": [0.3]}}),
         (
             {"zip": [{"strategy": "ddp", "world_size": 2}]},

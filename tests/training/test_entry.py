@@ -9,7 +9,7 @@ import torch
 
 from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
-from harness.sweep.environment import Variables
+from harness.sweep.axes import Variables
 from harness.training import entry
 from harness.training.worker import _describe
 from tests.support.training import SINGLE_RANK

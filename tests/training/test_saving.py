@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.paths import TrialFolder
+from harness.core.validation import decode_value
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
-from harness.sweep.saving import CheckpointRules
+from harness.sweep.cell import CheckpointRules
 from harness.training import checkpoint
 from harness.training.checkpoint import SEAL_FILE, Checkpointer, read_seal
 from tests.support.line import LineFit, Options
@@ -225,11 +226,9 @@ def test_the_best_weights_are_a_file_of_safetensors(tmp_path: Path) -> None:
 def test_intervals_are_read() -> None:
     assert CheckpointRules(every="10m").seconds == 600
     assert CheckpointRules(every="500 steps").steps == 500
-    for text in ("10", "0 steps", "m", "10 m s", "-1s", "0.5s"):
-        with pytest.raises(
-            ValueError, match="allowed: a time such as 10m, steps such as 500 steps"
-        ):
-            CheckpointRules(every=text)
+    for text in ("10", "0 steps", "m", "10 m s", "-1s"):
+        with pytest.raises(ValueError, match="allowed: a time such as 10m, steps such as 500"):
+            decode_value(CheckpointRules, {"every": text})
 
 
 def test_trials_save_by_themselves_under_slurm_alone() -> None:

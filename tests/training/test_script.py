@@ -34,7 +34,7 @@ def watched_cell(steps: int | None = None, target: str | None = None) -> Assignm
         assignment.trial.cell.workload,
         uses="train.py",
         arguments=["--seed", "{seed}", "--to={folder}", "{dim}", "{lr}", "{flag}", "{{raw}}"],
-        options={"dim": 4, "lr": 0.5, "flag": ""},
+        settings={"options.dim": 4, "options.lr": 0.5, "options.flag": ""},
         target=None if target is None else ReportedTarget(name=target),
     )
     length = Length(epochs=1) if steps is None else Length(steps=steps)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.sweep.axes import DEFAULTS, NEEDS, Axes, DDPParameters, find_conflict
+from harness.sweep.axes import DEFAULTS, NEEDS, Axes, find_conflict
 from harness.training import build
 from harness.training.execution import Scaler, computed_in
 from harness.training.loader import make_loader
@@ -177,10 +177,14 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         train(tmp_path, num_workers=2)
 
 
+def capped(megabytes: float) -> dict[str, Any]:
+    """Return DDP with buckets of a size."""
+    return {"strategy": "ddp", "ddp.bucket_cap_mb": megabytes}
+
+
 @pytest.mark.usefixtures("process_group_of_one")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
     message = r"ddp.bucket_cap_mb=1 had no effect: .* are in one bucket with and without it"
     with pytest.raises(NotApplied, match=message):
-        train(tmp_path, strategy="ddp", ddp=DDPParameters(bucket_cap_mb=1.0))
-    small = DDPParameters(bucket_cap_mb=1e-4)
-    assert train(tmp_path, strategy="ddp", ddp=small).state.step == 4
+        train(tmp_path, **capped(1.0))
+    assert train(tmp_path, **capped(1e-4)).state.step == 4

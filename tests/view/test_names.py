@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.sweep.axes import CompileParameters
 from harness.view.names import axis_levels, cell_name, cell_names
 from harness.view.reproduce import differing_settings
 from tests.factories import make_cell
@@ -18,13 +17,8 @@ def test_values_of_axes_are_spelled_as_in_a_sweep_file() -> None:
 
 
 def test_a_cells_name_spells_axes_as_its_label_does() -> None:
-    cell = make_cell(
-        strategy="ddp",
-        world_size=2,
-        precision="bf16",
-        num_workers=4,
-        compile=CompileParameters(fullgraph=True),
-    )
+    cell = make_cell(strategy="ddp", world_size=2, precision="bf16", num_workers=4)
+    cell = replace(cell, axes=replace(cell.axes, compile_fullgraph=True))
     name = cell_name(cell, ["precision", "strategy", "num_workers", "batch_size"])
     assert name == "bf16 ddp×2 w4 b64"
     assert name in cell.label

@@ -19,12 +19,12 @@ from harness.records.files import write_record
 from harness.records.record import Record
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Cell, Length, Trial, WorkloadRef
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 from harness.training import worker
 from tests.programs.gpu.arguments import leave, parser
 from tests.programs.gpu.peaks import read_machine
 
-DATA = {
+DATA: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"source": "digits"},
     "cnn": {"source": "digits"},
     "distilbert": {"source": "tickets", "rows": 20_000},
@@ -38,10 +38,11 @@ def make_cell(
     options: Mapping[str, Any] | None = None,
 ) -> Cell:
     """Return a cell of a built-in workload that is evaluated once, at its end."""
-    settings: dict[str, Any] = {"options": dict(options or {}), "data": DATA[workload]}
-    identity = {"uses": workload, **settings, "files": None}
+    settings = {f"options.{name}": value for name, value in (options or {}).items()}
+    settings.update({f"data.{name}": value for name, value in DATA[workload].items()})
+    identity = {"uses": workload, "settings": settings, "files": None}
     return Cell(
-        workload=WorkloadRef(label=workload, uses=workload, identity=identity, **settings),
+        workload=WorkloadRef(label=workload, uses=workload, identity=identity, settings=settings),
         axes=Axes(**axes),
         length=Length(steps=steps),
         evaluate=Length(steps=steps),

@@ -28,7 +28,7 @@ import psutil
 from harness.core.paths import TrialFolder
 from harness.records.files import read_rank_result
 from harness.records.record import RankResult
-from harness.sweep.saving import CheckpointRules
+from harness.sweep.cell import CheckpointRules
 from tests.programs.mutants.trials import STEPS, Setting, start_attempt
 
 EVERY = 8  # steps between two saves, of 48

@@ -27,8 +27,7 @@ from harness.launch.forkserver import TORCH
 from harness.launch.launcher import GRACE_SECONDS, rank_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
-from harness.sweep.cell import Trial
-from harness.sweep.saving import CheckpointRules
+from harness.sweep.cell import CheckpointRules, Trial
 from harness.sweep.sweep import load_sweep
 from harness.training.progress import block_signal
 from tests.support.tree import TOP

@@ -29,7 +29,7 @@ from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result, write_record
 from harness.sweep.cell import Cell, Length, Trial
-from harness.sweep.validity import ValidityRules
+from harness.sweep.cluster import ValidityRules
 from harness.tracking import Tracker
 from tests.factories import make_cell, make_record, write_spec_of
 from tests.programs.perf.results import Watch, write_results
