@@ -33,8 +33,8 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     profile = local_profile(tmp_path)
     arguments = [str(origin.sweep), "--cluster", str(profile), "--results", str(results)]
     assert harness("run", *arguments).code == 0
-    (path,) = results.glob("runs/own/*/record.json")
-    run = tmp_path / "run.json"  # with its columns, and without the sweep's folder
+    (path,) = results.glob("runs/own/*/attempt-*/record.json")
+    run = tmp_path / "record.json"  # with its columns, and without the sweep's folder
     shutil.copyfile(path, run)
     (columns,) = path.parent.glob("record-*.npz")
     shutil.copy(columns, tmp_path)
@@ -97,7 +97,7 @@ def test_what_a_workload_reads_by_itself_does_not_pass_for_rounding(
     results, profile = tmp_path / "results", local_profile(tmp_path)
     arguments = [str(path), "--cluster", str(profile), "--results", str(results)]
     assert harness("run", *arguments).code == 0
-    (run,) = results.glob("runs/line/*/record.json")
+    (run,) = results.glob("runs/line/*/attempt-*/record.json")
 
     monkeypatch.setenv("HIDDEN_LR", "0.02")
     doubled, verdict = reproduce(run, tmp_path / "doubled")
