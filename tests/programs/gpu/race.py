@@ -59,7 +59,7 @@ def main() -> None:
     ratio = ratio_of(seconds, race.seconds[options.against])
     figures = {
         f"harness : {options.against}": ratio.mean,
-        "95% interval": format_interval(ratio),
+        "with its 95% interval": format_interval(ratio),
         "samples/s": steps * BATCH_SIZE / float(np.median(seconds)),
     }
     leave(options.folder, figures)

@@ -30,12 +30,12 @@ PARTS: Sequence[tuple[str, Sequence[str], Sequence[str]]] = (
     (
         "The training loop beside others that train the same",
         (sys.executable, *OVERHEAD),
-        ("--blocks", "1", "--workloads", "mlp"),
+        ("--blocks", "2", "--workloads", "mlp"),
     ),
     (
         "The same with two ranks",
         (*TORCHRUN, *OVERHEAD, *TWO_WORKLOADS),
-        ("--blocks", "1", "--workloads", "mlp"),
+        ("--blocks", "2", "--workloads", "mlp"),
     ),
     (
         "A sweep of short trials beside a bare script under torchrun for each of them",

@@ -34,8 +34,8 @@ GOAL = 9.0  # times as fast as the script for each of `CELLS`
 def time_sweep(folder: Path, cells: int) -> float:
     """Return the seconds that `harness run` takes for the sweep, from its beginning."""
     rates = [1e-3 * (1 + number) for number in range(cells)]
-    axes = {"world_size": RANKS, "strategy": "ddp"}
-    sweep = write(folder, axes=axes, matrix={"lr": rates}, length={"steps": STEPS})
+    matrix = {"world_size": RANKS, "strategy": "ddp", "lr": rates}
+    sweep = write(folder, matrix=matrix, length={"steps": STEPS})
     profile = local_profile(folder, slots=RANKS)
     command = [str(BIN / "harness"), "--results", str(folder / "results")]
     command += ["run", str(sweep), "--cluster", str(profile)]
