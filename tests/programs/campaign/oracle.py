@@ -36,9 +36,10 @@ RANDOM_NAMES = re.compile(
     r"(?<=json\.)[a-z0-9_]{8}(?=$|/)|(?<=tmp)[A-Za-z0-9_]{6,8}(?=$|/)|(?<=^tmp/)[a-z0-9_]{8}(?=$|/)"
 )
 COLUMN_DIGEST = re.compile(r"(?<=-)[0-9a-f]{12}(?=\.npz$)")
-# Trials that MLflow shows, one row for each run.
+# Trials that MLflow shows, one row for each run that holds: an earlier attempt's run stays.
 LIVE_RUNS = """select tags.value from tags join runs using (run_uuid)
-               where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'"""
+               where tags.key = 'harness.trial' and runs.lifecycle_stage = 'active'
+               and run_uuid not in (select run_uuid from tags where key = 'harness.superseded')"""
 # A line that says that something has gone wrong: an error, a failed trial, MLflow's refusal.
 COMPLAINTS = (
     "harness: ",
