@@ -86,7 +86,7 @@ def diff(
       harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20
       harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0
     """
-    if a and not b:
+    if a and not b and Path(sweep).suffix not in (".yaml", ".yml"):
         if settings or data or seed is not None:
             raise BadInput(
                 "--set, --data, --seed: found with trials on record; allowed: with a sweep"
@@ -100,7 +100,7 @@ def diff(
     loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
     cells = list(loaded.cells)
     if a:
-        cells = [find_cell(loaded, name, "CELL") for name in (a, b)]
+        cells = [find_cell(loaded, name, "CELL") for name in (a, b) if name]
     if len(cells) != 2:
         found = counted(len(cells), "cell")
         allowed = "two, or the names of two (harness plan lists them)"

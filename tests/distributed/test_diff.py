@@ -94,4 +94,4 @@ def test_the_command_says_that_equal_cells_are_the_same(tmp_path: Path) -> None:
     assert "same bits: " in result.out
     result = harness("diff", str(path), "workload=a", "--cluster", str(profile))
     assert result.code == 2
-    assert "CELL: found only 'workload=a'" in result.err
+    assert "found 1 cell; allowed: two" in result.err
