@@ -32,7 +32,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, results_folder
 from harness.core.text import counted
 from harness.launch import sweep as runner
-from harness.measure.summary import measured_window
+from harness.measure.window import measured_window
 from harness.records.files import read_record
 from harness.records.numbers import in_order
 from harness.records.record import Record
@@ -191,7 +191,7 @@ class SweepData:
         frames = [pd.DataFrame()]
         for record in self.records:
             measured: Any = False
-            if record.summary is not None:
+            if record.is_complete:
                 measured = measured_window(record.ranks, record.trial.cell).mask
             for rank in record.ranks:
                 if rank.step_seconds is None:

@@ -11,11 +11,11 @@ import numpy as np
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.hardware.machine import Machine, Timing
 from harness.launch import assemble
-from harness.measure.summary import summarize
 from harness.records import store
-from harness.records.code import Code
-from harness.records.environment import Environment, Hardware, Software
+from harness.records.environment import Code, Environment, Hardware, Software
 from harness.records.files import write_record
+from harness.records.format import sealed_text
+from harness.records.numbers import RATE
 from harness.records.record import (
     Evaluation,
     Failure,
@@ -26,9 +26,7 @@ from harness.records.record import (
     Status,
     StopOutcome,
     TargetMetric,
-    losses_of,
 )
-from harness.records.seal import sealed_text
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Cell, Length, Trial, WorkloadRef
 from harness.training.order import join_digests
@@ -37,7 +35,7 @@ BEGUN = 1_700_000_000.0  # seconds since the epoch
 PHASES = {"data_wait": 0.1, "forward": 0.4, "backward": 0.3, "optimizer": 0.2}  # shares of a step
 ENVIRONMENT = Environment(
     software=Software(python="3.11.7", torch="2.13.0"),
-    hardware=Hardware(cpu="Test CPU", cores=2, usable_cores=2, gpus=[]),
+    hardware=Hardware(cpu="Test CPU", usable_cores=2, gpus=[]),
     variables={"OMP_NUM_THREADS": "1"},
     code=Code(version="0.1.0", commit="c0ffee" * 6 + "c0ff", dirty=False),
 )
@@ -122,13 +120,10 @@ def make_record(
         failure=failure,
         violations=tuple(invalid),
         previous_failures=(),
-        summary=summarize(ranks, learned, cell) if done else None,
         order_digest=join_digests([rank.order_sums for rank in ranks]) if done else None,
         load_ranks=lambda: ranks,
-        load_losses=lambda: losses_of(ranks),
         rank0=learned if done else None,
         environment=ENVIRONMENT if done else None,
-        phases={"startup": 2.0, "build": 0.5, "train": step_seconds * _trained_steps(cell)},
     )
     return with_ranks(record, ranks)
 
@@ -145,20 +140,16 @@ def same_loss(a: Record | RankResult, b: Record | RankResult) -> bool:
 
 def with_throughput(record: Record, throughput: float) -> Record:
     """Return the record of a trial whose steps took other times, for this many samples/s."""
-    assert record.summary is not None
-    assert record.summary.throughput is not None
-    assert record.rank0 is not None
-    slower = record.summary.throughput / throughput
+    slower = record.numbers[RATE] / throughput
     ranks = []
     for rank in record.ranks:
         assert rank.step_seconds is not None
         phases = {name: _scaled(series, slower) for name, series in rank.step_phases.items()}
         seconds = _scaled(rank.step_seconds, slower)
         ranks.append(replace(rank, step_seconds=seconds, step_phases=phases))
-    cell = record.trial.cell
-    summary = summarize(ranks, record.rank0, cell)
+    record = with_ranks(record, ranks)
     # Without the rounding errors of the series.
-    return with_ranks(record, ranks, summary=replace(summary, throughput=throughput))
+    return replace(record, numbers={**record.numbers, RATE: throughput})
 
 
 def _scaled(series: Numbers, factor: float) -> Numbers:
@@ -221,13 +212,12 @@ def _rank(
     return RankResult(
         rank=rank,
         host="node1",
-        pid=1000 + rank,
         entered_at=started + 2.0,
         loss=loss.astype(np.float32),
         step_seconds=seconds,
         step_phases={name: (seconds * share).astype(np.float32) for name, share in PHASES.items()},
         order_sums=(12345 + trial.seed, 67890 + rank),
-        memory={"resident": (300 + rank) * 2**20, "resident_before": 200 * 2**20},
+        memory={"resident": (300 + rank) * 2**20, "training": (100 + rank) * 2**20},
         phases={"build": 0.5, "train": float(seconds.sum())},
         rank0=rank0,
     )
@@ -262,9 +252,7 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         flops_per_sample=1_007_104.0,
         evaluations=tuple(evaluations),
         parameter_digest=f"{seed:064x}",
-        began_at=started + 2.0,
         training_began_at=started + 2.5,
-        train_samples=660,
         test_samples=60,
     )
 

@@ -200,7 +200,7 @@ def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line(
     program = (
         "import sys\n"
         "assert 'harness.training.worker' in sys.modules\n"
-        "from harness.records.code import training_digest\n"
+        "from harness.records.environment import training_digest\n"
         "assert training_digest.cache_info().currsize == 1\n"
     )
     (tmp_path / "looks_up.py").write_text(program + TELL_MODULES, encoding="utf-8")

@@ -20,8 +20,8 @@ from harness.analysis.parity import write_parity
 from harness.core.paths import Results, SweepFolder, write_atomically
 from harness.export.record import ExportedModel, ExportParity, TrialExport
 from harness.hardware import machine
+from harness.records.format import sealed_text
 from harness.records.record import Record
-from harness.records.seal import sealed_text
 from harness.records.store import lock, read_spec_content, write_spec
 from harness.sweep.sweep import Sweep
 from harness.training.checkpoint import write_best

@@ -14,8 +14,7 @@ from pathlib import Path
 from harness.analysis.result import CellResult, Session
 from harness.core.errors import BadInput, FileUnavailable
 from harness.core.paths import Results, write_atomically
-from harness.records.decode import FileFormat, decode_file
-from harness.records.seal import sealed_text
+from harness.records.format import FileFormat, decode_file, sealed_text
 
 MOST_SESSIONS = 20  # of a baseline; older ones are dropped
 SCHEMA = 6

@@ -15,9 +15,15 @@ from harness.analysis.result import CellResult
 from harness.analysis.rungs import Rung, TensorDistance, at_least
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, write_atomically
-from harness.records.bounds import Amount, Moment, Number, Ordinal
-from harness.records.decode import FileFormat, decode_file
-from harness.records.seal import sealed_text
+from harness.records.format import (
+    Amount,
+    FileFormat,
+    Moment,
+    Number,
+    Ordinal,
+    decode_file,
+    sealed_text,
+)
 from harness.statistics.verdict import MetricVerdict, judge
 from harness.sweep.cell import Cell
 

@@ -16,9 +16,9 @@ from functools import cached_property, lru_cache
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
-from harness.records.bounds import Amount, Moment, Number, Ordinal
 from harness.records.differences import as_text, code_fields, environment_fields
 from harness.records.environment import Environment
+from harness.records.format import Amount, Moment, Number, Ordinal
 from harness.records.numbers import RATES, final_name, over_trials
 from harness.records.record import Rank0Report, Record, Status, TargetMetric
 from harness.statistics.interval import (
@@ -43,8 +43,8 @@ KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
 UNCOMPARED = re.compile(
-    r"hardware\.(cores|cpu|cpu_version|gpus|memory_bytes|usable_cores)"
-    r"|software\.(platform|packages\.(mlflow|submitit))|installed|mlflow|repository\.(dirty|diff)"
+    r"hardware\.(cpu|cpu_version|gpus|usable_cores)"
+    r"|software\.(platform|packages\.(mlflow|submitit))|installed|repository\.(dirty|diff)"
 )
 # Fields of environments that all trials of a cell must share, or their mean is that of nothing.
 SHARED_FIELDS = ("software.", "settings.", "harness.training", "hardware.driver")
@@ -135,11 +135,13 @@ def trial_row(record: Record) -> TrialRow:
         attempt=record.attempt,
         started=record.started,
         ended=record.ended,
-        nodes=record.nodes,
+        nodes=len(record.hosts),
         order_digest=record.order_digest,
         violations="; ".join(record.violations) or None,
         numbers=record.numbers,
         lanes=record.lane.count,
+        settled=record.settled,
+        hosts=record.hosts,
     )
     if record.failure is not None:
         row = replace(row, failure=str(record.failure))
@@ -147,11 +149,6 @@ def trial_row(record: Record) -> TrialRow:
         row = _with_origin(row, record.environment, record.device)
     if record.rank0 is not None:
         row = _with_report(row, record.rank0, record.trial.cell)
-    if record.summary is not None:
-        row = replace(row, settled=record.summary.settled)
-        # The slowest of very many nodes are named, and none where communication can't be told apart.
-        if len(record.summary.node_seconds) == record.nodes:
-            row = replace(row, hosts=tuple(sorted(record.summary.node_seconds)))
     return row
 
 

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from harness.core.validation import finite
-from harness.records.bounds import Amount, Number, Ordinal
+from harness.records.format import Amount, Number, Ordinal
 from harness.records.record import Numbers, Record
 
 Rung = Literal["bitwise", "rounding", "equivalent", "different"]
@@ -271,7 +271,7 @@ class Agreement:
 
 def evidence_of_record(record: Record) -> Evidence:
     """Return the evidence in a complete record; raises ValueError for an incomplete one."""
-    if record.rank0 is None or record.summary is None:
+    if record.rank0 is None or not record.is_complete:
         raise ValueError(f"{record.trial.id} is {record.status}")
     random, rows = {}, {}
     for result in record.ranks:

@@ -19,6 +19,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.paths import Results, SweepFolder, TrialFolder
 from harness.records.files import read_record
+from harness.records.numbers import best_name
 from harness.records.record import Record
 from harness.records.store import RecordedSweep, read_recorded_sweep, recorded_sweep_names
 from harness.sweep.selected import select_trials
@@ -189,7 +190,7 @@ def find_trial(
             f" allowed: one: --best, --only KEY=V, or its id ({ids}, …)"
         )
     (record,) = records
-    if record.summary is None:
+    if not record.is_complete:
         raise BadInput(f"{name}: found a trial that is {record.status}; allowed: done or invalid")
     assert named.folder is not None  # as there are records
     return record, named.folder / record.trial.id
@@ -209,11 +210,12 @@ def best_record(records: Sequence[Record], name: str) -> Record:
         )
     best, best_score = None, -math.inf
     for record in records:
-        if record.status != "done" or record.rank0 is None or record.summary is None:
+        if record.status != "done" or record.rank0 is None:
             continue
-        metric = record.summary.best_metric
-        if metric is not None and record.rank0.target.score(metric) > best_score:
-            best, best_score = record, record.rank0.target.score(metric)
+        target = record.rank0.target
+        metric = record.numbers.get(best_name(target.name))
+        if metric is not None and target.score(metric) > best_score:
+            best, best_score = record, target.score(metric)
     if best is None:
         raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
     return best

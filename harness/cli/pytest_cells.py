@@ -30,7 +30,8 @@ from harness.core.paths import Results
 from harness.gate.answer import GateAnswer, judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.launch import sweep as runner
-from harness.measure.summary import measured_window, slowest_rank_seconds
+from harness.measure.numbers import slowest_rank_seconds
+from harness.measure.window import measured_window
 from harness.records.record import Record
 from harness.slurm.queue import refuse_live_jobs
 from harness.sweep.cell import Cell
@@ -230,7 +231,7 @@ class SweepFile(pytest.File):
         for record in records:
             if record.status == "done":
                 window = measured_window(record.ranks, cell)
-                seconds += slowest_rank_seconds(record.ranks, window.mask).tolist()
+                seconds += slowest_rank_seconds(record.ranks, window.mask)
         if not seconds:
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
             reasons = [

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.core.paths import TrialFolder
-from harness.records.bounds import Amount, Moment, Number, Ordinal
-from harness.records.decode import FileFormat, decode_file
+from harness.records.format import Amount, FileFormat, Moment, Number, Ordinal, decode_file
 
 SCHEMA = 4
 EXPORT_FORMAT = FileFormat(

@@ -31,8 +31,8 @@ from harness.export.record import (
 )
 from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
+from harness.records.format import sealed_text
 from harness.records.record import RankResult
-from harness.records.seal import sealed_text
 from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, load_best, read_seal
 from harness.training.entry import joined, load_workload
 from harness.training.execution import apply_matmul_precision
@@ -110,7 +110,7 @@ def _export_to(
             f" {parity.tolerance:.2g}; nothing was exported"
         )
     hardware = describe_hardware()
-    processor = hardware.gpus[0].name if trained.device.type == "cuda" else hardware.cpu
+    processor = hardware.gpus[0] if trained.device.type == "cuda" else hardware.cpu
     versions = {package: installed_version(package) for package in PACKAGES}
     packages = {package: version for package, version in versions.items() if version}
     return ExportedModel(

@@ -17,7 +17,7 @@ from harness.gate.paired import Budget, PairedResult, measure
 from harness.gate.pairs import compare_losses
 from harness.hardware.machine import machine_key
 from harness.launch.hold import hold_machine
-from harness.measure.host import load_of_others
+from harness.measure.validity import load_of_others
 from harness.statistics.verdict import ALPHA
 from harness.sweep.cell import Cell
 from harness.sweep.cluster import Profile

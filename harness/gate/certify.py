@@ -27,16 +27,23 @@ from harness.core.worktree import Tree
 from harness.gate.paired import Budget, measure
 from harness.hardware.machine import Device, machine_key
 from harness.launch.hold import hold_machine
-from harness.records.bounds import Amount, Moment, Number, Share
-from harness.records.code import Code, describe_code
-from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import (
+    Code,
     Hardware,
     Software,
+    describe_code,
     describe_hardware,
     describe_software,
 )
-from harness.records.seal import sealed_text
+from harness.records.format import (
+    Amount,
+    FileFormat,
+    Moment,
+    Number,
+    Share,
+    decode_file,
+    sealed_text,
+)
 from harness.statistics.sequential import SpeedVerdict
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep

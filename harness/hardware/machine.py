@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import safe_folder_name, write_atomically
-from harness.records.bounds import Moment, Ordinal
-from harness.records.decode import FileFormat, decode_file
 from harness.records.environment import Hardware, Software, TorchSettings
-from harness.records.seal import sealed_text
+from harness.records.format import FileFormat, Moment, Ordinal, decode_file, sealed_text
 from workloads.settings import Between
 
 SCHEMA = 5
@@ -89,7 +87,7 @@ def machine_key(hardware: Hardware, device: Device) -> str:
     if device == "cpu":
         description = f"{hardware.cpu} {hardware.cpu_version or ''} {hardware.usable_cores} cores"
     else:
-        names = [gpu.name for gpu in hardware.gpus]
+        names = list(hardware.gpus)
         description = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
     return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", description)))
 

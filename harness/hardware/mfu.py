@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.hardware.machine import Machine, machine_key
 from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, vendor_peak
+from harness.records.numbers import RATE
 from harness.records.record import RankResult, Record
 
 
@@ -43,9 +44,8 @@ def mfu_numbers(
 
 def _achieved_flops_per_s(record: Record) -> float | None:
     """Return the FLOP/s that one rank achieved."""
-    if record.summary is None or record.summary.throughput is None or record.rank0 is None:
+    samples_per_s = record.numbers.get(RATE)
+    if samples_per_s is None or record.rank0 is None or record.rank0.flops_per_sample is None:
         return None
-    if record.rank0.flops_per_sample is None:
-        return None
-    flops_per_s = record.summary.throughput * record.rank0.flops_per_sample  # of all ranks
+    flops_per_s = samples_per_s * record.rank0.flops_per_sample  # of all ranks
     return flops_per_s / record.trial.cell.axes.world_size

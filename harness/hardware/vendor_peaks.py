@@ -87,7 +87,7 @@ def vendor_peak(hardware: Hardware, precision: str) -> float | None:
     The result is None if the machine has no GPU, different ones, one without a row, or one that
     lacks the dtype.
     """
-    names = {gpu.name for gpu in hardware.gpus}
+    names = set(hardware.gpus)
     if len(names) != 1:
         return None
     peaks = VENDOR_PEAKS.get(names.pop().removeprefix("NVIDIA ").removeprefix("Tesla "), {})

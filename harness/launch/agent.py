@@ -32,7 +32,7 @@ from torch.distributed.run import main as torchrun
 from harness.core.ports import LOOPBACK, listen
 from harness.core.processes import oom_kills
 from harness.launch.launcher import RENDEZVOUS, write_failed_ranks
-from harness.records.running import FailedRank
+from harness.records.assignment import FailedRank
 
 TIMEOUT = 600  # seconds that an operation of the store may take
 

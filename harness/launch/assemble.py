@@ -10,9 +10,9 @@ import numpy as np
 from harness.hardware.machine import Machine
 from harness.hardware.mfu import mfu_numbers
 from harness.launch.ranks import INTERRUPTED, Ended
-from harness.measure.numbers import trial_numbers
-from harness.measure.summary import summarize
+from harness.measure.numbers import straggler_notes, trial_numbers
 from harness.measure.validity import violations
+from harness.measure.window import Window, measured_window
 from harness.records.assignment import Assignment
 from harness.records.environment import Environment
 from harness.records.record import (
@@ -22,8 +22,6 @@ from harness.records.record import (
     Record,
     RunSettings,
     Status,
-    Summary,
-    losses_of,
 )
 from harness.sweep.cluster import ValidityRules
 from harness.training.order import join_digests
@@ -56,20 +54,14 @@ def assemble(
     for result in ranks:
         if result.rank0 is not None:
             rank0, environment = result.rank0, result.environment
-    # All of these are only known of a trial that finished.
-    summary: Summary | None = None
-    order_digest: str | None = None
-    broken_rules: list[str] = []
-    if failure is None and rank0 is not None:
-        summary = summarize(ranks, rank0, trial.cell)
-        if not trial.cell.workload.is_script:
-            order_digest = join_digests([result.order_sums for result in ranks])
-        broken_rules = violations(ranks, summary, rules)
-    status: Status = "failed" if summary is None else "done"
-    if broken_rules:
-        status = "invalid"
+    status: Status = "failed"
+    order_digest: str | None = None  # only known of a trial that finished
     if failure is not None and failure.kind == INTERRUPTED:  # it can be resumed
         status = "interrupted"
+    if failure is None and rank0 is not None:
+        status = "done"
+        if not trial.cell.workload.is_script:
+            order_digest = join_digests([result.order_sums for result in ranks])
     record = Record(
         sweep=sweep,
         trial=trial,
@@ -78,46 +70,52 @@ def assemble(
         started=ended.started,
         ended=ended.ended,
         failure=failure,
-        violations=tuple(broken_rules),
         previous_failures=tuple(previous_failures),
-        summary=summary,
         order_digest=order_digest,
         load_ranks=lambda: ranks,
-        load_losses=lambda: losses_of(ranks),
         rank0=rank0,
         environment=environment,
         settings=settings,
-        phases=phase_seconds(ranks, ended.started, summary),
         lane=assignment.lane,
     )
-    return with_ranks(record, ranks, peaks or {})
+    record = with_ranks(record, ranks, peaks or {})
+    broken_rules = violations(ranks, record.numbers, rules)
+    if status == "done" and broken_rules:
+        return replace(record, status="invalid", violations=tuple(broken_rules))
+    return record
 
 
 def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, Machine]) -> Record:
     """Return a record with these ranks, and with what they come to for readers of headers."""
+    window: Window | None = None
+    if record.is_complete:
+        window = measured_window(ranks, record.trial.cell)
     problems: list[str] = []
+    notes = straggler_notes(ranks, window)
     for rank in ranks[:1]:  # all ranks stop and save together
         problems += [f"not resumed from {refusal}" for refusal in rank.refused_checkpoints]
         problems += rank.unsaved
+        notes = [*rank.notes, *notes]
     # Only ranks on a GPU report allocated memory.
     is_on_gpu = any("allocated" in rank.memory for rank in ranks)
     hosts = {rank.host for rank in ranks}
     record = replace(
         record,
         load_ranks=lambda: ranks,
-        load_losses=lambda: losses_of(ranks),
         device="cuda" if is_on_gpu else "cpu",
-        nodes=len(hosts),
+        hosts=tuple(sorted(hosts)),
+        settled=window.settled if window else None,
+        phases=phase_seconds(ranks, record.started, window),
         interruptions=tuple(ranks[0].interruptions) if ranks else (),
         checkpoint_problems=tuple(problems),
-        notes=tuple(ranks[0].notes) if ranks else (),
+        notes=tuple(notes),
     )
-    numbers = {**trial_numbers(record, ranks), **mfu_numbers(record, ranks, peaks)}
-    return replace(record, numbers=numbers)
+    record = replace(record, numbers=trial_numbers(record, ranks, window))
+    return replace(record, numbers={**record.numbers, **mfu_numbers(record, ranks, peaks)})
 
 
 def phase_seconds(
-    ranks: Sequence[RankResult], started: float, summary: Summary | None
+    ranks: Sequence[RankResult], started: float, window: Window | None
 ) -> dict[str, float]:
     """Return the seconds that each phase of a trial took at the rank where it took longest.
 
@@ -128,12 +126,13 @@ def phase_seconds(
         of_rank = {"startup": result.entered_at - started, **result.phases}
         for name, seconds in of_rank.items():
             phases[name] = max(phases.get(name, 0.0), seconds)
-    if summary is None or summary.window_start is None:
+    if window is None or not window.mask.any():
         return phases
+    window_start = int(window.mask.argmax())
     # As all ranks wait for the slowest one, its time is the trial's.
     before_window = 0.0
     for result in ranks:
-        seconds_before = np.asarray(result.step_seconds)[: summary.window_start]
+        seconds_before = np.asarray(result.step_seconds)[:window_start]
         before_window = max(before_window, float(seconds_before.sum()))
     phases["warmup"] = max(0.0, before_window - phases.get("compile", 0.0))
     phases["train"] -= phases["warmup"]

@@ -37,7 +37,7 @@ from harness.core.processes import (
 from harness.core.scratch import ScratchFolder
 from harness.launch.abandoned import mark_variables
 from harness.launch.launcher import rank_variables, write_failed_ranks
-from harness.records.running import FailedRank
+from harness.records.assignment import FailedRank
 from harness.training.progress import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")

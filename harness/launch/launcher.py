@@ -13,8 +13,8 @@ from harness.core import files
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import Process
+from harness.records.assignment import FailedRank
 from harness.records.record import Failure
-from harness.records.running import FailedRank
 from harness.sweep.axes import Variables
 from harness.training.progress import SIGNAL
 

@@ -6,12 +6,12 @@ built-in workloads are imported; a user's may belong to one cell alone.
 
 from __future__ import annotations
 
+import platform
 from importlib import import_module
 
-import harness.measure.communication
+import harness.measure.clock
 import harness.training.worker  # noqa: F401
-from harness.records.code import training_digest
-from harness.records.environment import look_up_software
+from harness.records.environment import describe_packages, training_digest
 from workloads.catalog import BUILT_IN, heavy_modules
 
 
@@ -21,7 +21,9 @@ def load() -> None:
         module, _, _ = declaration.path.partition(":")
         if not heavy_modules(name):  # those are for forkservers of the cells that train them
             import_module(module)
-    look_up_software()
+    # Python starts a program to describe the platform, and to look up versions takes milliseconds.
+    platform.platform()
+    describe_packages()
     training_digest()  # of the code that is loaded here, whatever becomes of its files
 
 

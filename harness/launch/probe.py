@@ -18,7 +18,7 @@ from harness.launch.hold import hold_machine
 from harness.launch.ranks import run_ranks
 from harness.launch.torchrun import Torchrun
 from harness.launch.unmeasured import finish
-from harness.records.running import ProbeProgress, read_progress_file
+from harness.records.assignment import read_progress_file
 from harness.sweep.cluster import Profile, available_slots
 
 TIMEOUT = 900.0  # seconds that the ranks may take
@@ -43,7 +43,7 @@ def measure_peaks(results: Results, profile: Profile, ranks: int | None) -> tupl
 
         def pass_progress_on() -> None:
             """Pass on what rank 0 writes to the folder's progress file."""
-            progress = read_progress_file(folder.progress_path, ProbeProgress)
+            progress = read_progress_file(folder.progress_path)
             if progress:
                 report_progress(progress["now"])
 

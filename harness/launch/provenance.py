@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from harness.core.packages import installed_packages, pins
 from harness.core.paths import SweepFolder, write_atomically
 from harness.launch.stack import ReadyStack
-from harness.records.code import (
+from harness.records.environment import (
     Code,
     Repository,
     describe_code,
@@ -31,7 +30,6 @@ class Provenance:
     """What only the launcher knows of the environment of trials."""
 
     code: Code  # the harness's
-    mlflow: str  # its version
     repository: Repository | None  # the user's; None where sweep and workloads are in none
     installed: str  # SHA-256 of the list of all installed packages
     packages: Mapping[str, Sequence[str]]  # distributions that a workload imports, by its `uses`
@@ -64,7 +62,6 @@ def describe_launch(
             write_atomically(path, content)
     return Provenance(
         code=describe_code(),
-        mlflow=metadata.version("mlflow"),
         repository=repository,
         installed=installed,
         packages={uses: imported_distributions(uses, sweep.base_folder) for uses in used},

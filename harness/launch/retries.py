@@ -11,7 +11,6 @@ from contextlib import suppress
 from harness.core.paths import TrialFolder
 from harness.launch.attempts import failure_of
 from harness.records.record import PEER_FAILURES, Failure, Record
-from harness.records.settings import saves_at_intervals
 
 # How often a trial runs again after failures that say nothing about the trial itself, or may not.
 RETRIES = {
@@ -40,7 +39,8 @@ def runs_again(record: Record, folder: TrialFolder, since: float, reruns: int) -
     failures = [*record.previous_failures, last]
     if record.status == "invalid":
         return _count(failures, since) <= reruns
-    if saves_at_intervals(record):
+    is_script, settings = record.trial.cell.workload.is_script, record.settings
+    if settings is not None and settings.saves_at_intervals and not is_script:
         return is_retried(failures, max(since, last_saved_at(folder)), RETRIES_OF_SAVED)
     return is_retried(failures, since, RETRIES)
 

@@ -20,11 +20,10 @@ from harness.launch.ranks import run_ranks
 from harness.launch.retries import runs_again
 from harness.launch.stack import ReadyStack
 from harness.launch.watch import POLL
-from harness.records.assignment import Assignment, Lane, write_assignment
+from harness.records.assignment import Assignment, Lane, read_progress_file, write_assignment
+from harness.records.differences import run_settings
 from harness.records.files import write_record
 from harness.records.record import Record
-from harness.records.running import read_progress_file
-from harness.records.settings import run_settings
 from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
@@ -230,7 +229,6 @@ class Runner:
             attempt=attempt,
             lane=lane,
             code=launched.code,
-            mlflow=launched.mlflow,
             repository=launched.repository,
             installed=launched.installed if stack is None else stack.installed,
             packages=launched.packages.get(workload.uses, ()),

@@ -21,7 +21,7 @@ from harness.core.import_path import ROOT, WORKLOADS, module_command
 from harness.core.packages import pins
 from harness.core.paths import cache_folder
 from harness.core.processes import run_command
-from harness.records.decode import FileFormat, decode_text
+from harness.records.format import FileFormat, decode_text
 from harness.sweep.cell import Cell, Stack
 
 if TYPE_CHECKING:  # ranks load this module too, and nothing that reads sweep files
@@ -151,7 +151,7 @@ def _probe(command: Sequence[str], context: str) -> ProbeReport:
         raise BadInput(f"{context}: {command[0]}: {error}") from None
     printed = (done.stdout.strip().splitlines() or [""])[-1]
     try:
-        return decode_text(ProbeReport, printed, "its description", REPORT_FORMAT)
+        return decode_text(ProbeReport, printed.encode(), "its description", REPORT_FORMAT)
     except BadInput:
         reason = one_line((done.stderr.strip().splitlines() or [printed])[-1], 200)
         raise BadInput(

@@ -15,9 +15,9 @@ from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.stack import ready_stacks
 from harness.launch.torchrun import Torchrun
+from harness.records.differences import profile_change, run_settings
 from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import Record, Status
-from harness.records.settings import profile_change, run_settings
 from harness.records.store import lock, write_spec
 from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile
@@ -89,7 +89,7 @@ def refuse_changed_profile(
         change = None
         if record.settings is not None:
             change = profile_change(record.settings, current)
-        if change is None and record.summary is not None and record.device != device:
+        if change is None and record.is_complete and record.device != device:
             change = f"device: found {device}, recorded {record.device}"
         if change is not None:
             raise BadInput(

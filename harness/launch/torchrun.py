@@ -31,8 +31,8 @@ from harness.launch.abandoned import kill_abandoned, mark_variables
 from harness.launch.forkserver import ForkedRanks
 from harness.launch.launcher import HASH_SEED, RENDEZVOUS, assign, exit_failure, signal_failure
 from harness.launch.stack import ReadyStack, bound_command
+from harness.records.assignment import FailedRank, read_failed_ranks
 from harness.records.record import Failure
-from harness.records.running import FailedRank, read_failed_ranks
 from harness.sweep.axes import Variables
 from harness.sweep.cluster import Profile
 from harness.training.progress import SIGNAL

@@ -32,14 +32,14 @@ from harness.measure.stacks import (
     process_state,
     site_of,
 )
-from harness.records.files import read_rank_result
-from harness.records.record import Failure
-from harness.records.running import (
+from harness.records.assignment import (
     Heartbeat,
     heartbeat_seconds,
     read_heartbeats,
     read_progress_file,
 )
+from harness.records.files import read_rank_result
+from harness.records.record import Failure
 
 NO_FILE = (0, 0)  # the state of a file that is not there
 POLL = 0.1  # seconds between two looks at whether the launcher has ended

@@ -1,14 +1,13 @@
 """Measures how long each step takes and how its time divides into phases.
 
-On a GPU the times come from events on its stream, elsewhere from the host's monotonic clock.
+What marks communication is here, too: the end of DDP's backward, and FSDP2's collectives.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,7 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
+
+# Torch 2.13 has renamed both, and warns of the names before.
+all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Phase(IntEnum):
@@ -55,20 +60,33 @@ class SegmentTimes:
     phases: dict[str, NDArray[np.float64]]
 
 
-class StepClock(ABC):
+class StepClock:
     """Times the steps of a segment of training; between segments anything may happen untimed.
 
     While a segment runs, a change of phase only records its code and a timestamp: two appends to
     lists. Everything else is computed in `stop`, so that measuring costs next to nothing.
+
+    On a CPU, timestamps are of the monotonic clock. A GPU runs behind the host, whose clock would time
+    how long work takes to enqueue: there they are CUDA events on the stream that is current when a segment
+    begins. An event gets its time when the stream reaches it. `elapsed_time` is defined only once both
+    events have been reached, and to wait for them in every step would empty the stream. So all events
+    are read in `stop`, after the loop, and recorded again in the next segment. A wait for data counts as
+    far as the device had no work left in the meantime.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.running = False
         self.times_phases = False  # in the segment that runs
+        self._is_cuda = device.type == "cuda"
+        self._now: Callable[[], Any] = time.perf_counter_ns
+        if self._is_cuda:
+            self._now = self._record_event
         self._segments = 0  # begun so far
         # Entry i says what began at timestamp i and lasted until timestamp i + 1.
         self._codes: list[int] = []  # a Phase, or STEP_END
         self._timestamps: list[Any] = []
+        self._events: list[torch.cuda.Event] = []  # of the longest segment; all segments use them
+        self._stream: torch.cuda.Stream | None = None  # before the first segment: the current one
 
     def start(self, segments_left: float = 0.0) -> None:
         """Begin a segment, once the device has finished its work.
@@ -79,7 +97,10 @@ class StepClock(ABC):
         is_short = self._segments + segments_left < SEGMENTS_PER_SAMPLE
         self.times_phases = is_short or self._segments % SEGMENTS_PER_SAMPLE == 0
         self._segments += 1
-        self._wait_for_device()
+        if self._is_cuda:
+            torch.cuda.synchronize()
+            # Looked up once, because that takes longer than to record an event.
+            self._stream = torch.cuda.current_stream()
         self._codes, self._timestamps = [], []
         self.running = True
         self.end_step()  # the first step begins where a step before it would have ended
@@ -123,7 +144,8 @@ class StepClock(ABC):
         """End the segment, wait for the device, and return the times of the segment's steps."""
         are_phases_timed, self.times_phases = self.times_phases, False
         self.running = False
-        self._wait_for_device()
+        if self._is_cuda:
+            torch.cuda.synchronize()
         # What follows the last end of a step, as another optimizer's may, belongs to none.
         last_end = len(self._codes) - self._codes[::-1].index(STEP_END)
         seconds = self._seconds_between(self._timestamps[:last_end])
@@ -141,54 +163,8 @@ class StepClock(ABC):
                 phases[phase] = np.nan
         return SegmentTimes(steps, {phase.name: phases[phase] for phase in Phase})
 
-    @abstractmethod
-    def _now(self) -> Any:
-        """Return a timestamp, as cheaply as possible."""
-
-    @abstractmethod
-    def _wait_for_device(self) -> None:
-        """Block until the device has finished all work that was enqueued."""
-
-    @abstractmethod
-    def _seconds_between(self, timestamps: list[Any]) -> NDArray[np.float64]:
-        """Return the seconds from each timestamp to the next, shape (timestamps - 1,)."""
-
-
-class HostClock(StepClock):
-    """The monotonic clock of the host, for devices that work synchronously with it."""
-
-    _now = staticmethod(time.perf_counter_ns)
-
-    def _wait_for_device(self) -> None:
-        return
-
-    def _seconds_between(self, timestamps: list[int]) -> NDArray[np.float64]:
-        nanoseconds = np.asarray(timestamps, dtype=np.int64)
-        return np.diff(nanoseconds).astype(np.float64) / 1e9
-
-
-class CudaClock(StepClock):
-    """CUDA events on the stream that is current when a segment begins.
-
-    A GPU runs behind the host, so the host's clock would time how long work takes to enqueue. An
-    event gets its time when the stream reaches it. `elapsed_time` is defined only once both events
-    have been reached, and to wait for them in every step would empty the stream. So all events are
-    read in `stop`, after the loop, and recorded again in the next segment.
-
-    A wait for data counts as far as the device had no work left in the meantime.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: list[torch.cuda.Event] = []  # of the longest segment; all segments use them
-        self._stream: torch.cuda.Stream | None = None  # before the first segment: the current one
-
-    def start(self, segments_left: float = 0.0) -> None:
-        # Looked up once, because that takes longer than to record an event.
-        self._stream = torch.cuda.current_stream()
-        super().start(segments_left)
-
-    def _now(self) -> torch.cuda.Event:
+    def _record_event(self) -> torch.cuda.Event:
+        """Return an event that the stream will reach after the work that is enqueued now."""
         used = len(self._timestamps)
         if used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
@@ -196,16 +172,58 @@ class CudaClock(StepClock):
         event.record(self._stream)
         return event
 
-    def _wait_for_device(self) -> None:
-        torch.cuda.synchronize()
+    def _seconds_between(self, timestamps: list[Any]) -> NDArray[np.float64]:
+        """Return the seconds from each timestamp to the next, shape (timestamps - 1,)."""
+        if not self._is_cuda:
+            nanoseconds = np.asarray(timestamps, dtype=np.int64)
+            return np.diff(nanoseconds).astype(np.float64) / 1e9
+        pairs = itertools.pairwise(timestamps)
+        milliseconds = [start.elapsed_time(end) for start, end in pairs]
+        return np.asarray(milliseconds) / 1e3
 
-    def _seconds_between(self, timestamps: list[torch.cuda.Event]) -> NDArray[np.float64]:
-        # `elapsed_time` is in milliseconds.
-        return np.asarray(
-            [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(timestamps)]
+
+def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
+    """Count the rest of a DDP backward as communication once this rank's gradients are done.
+
+    Autograd runs its final callbacks in the order in which they were queued. The gradient of the
+    loss itself is the first to be computed, so a callback that is queued there runs before DDP's
+    own, which waits for the buckets that are still being reduced.
+    """
+    if not clock.times_phases:
+        return
+
+    def queue_callback(gradient: Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: clock.enter(Phase.communication)
         )
 
+    loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
-def step_clock(device: torch.device) -> StepClock:
-    """Return the clock for a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+
+class ShardCollective:
+    """A collective as FSDP2 calls it: with buffers that it allocates, by names of arguments.
+
+    With a `clock`, its calls count as communication. This is correct where a collective blocks until
+    it is done, as gloo's do on the CPU. With NCCL the call only enqueues work, and its duration would
+    mean nothing.
+    """
+
+    def __init__(self, collective: Callable[..., Any], clock: StepClock | None = None) -> None:
+        self.collective = collective
+        self.clock = clock
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a buffer for the collective."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, **named: Any) -> Any:
+        """Call the collective, and count its time."""
+        if self.clock is None:
+            return self.collective(**named)
+        with self.clock.communicating():
+            return self.collective(**named)
+
+
+def reduce_scatter(output_tensor: Tensor, input_tensor: Tensor, **named: Any) -> Any:
+    """Fill `output_tensor` with this rank's shards of the sum or mean, as FSDP2 does by default."""
+    return reduce_scatter_single(output_tensor, input_tensor, **named)

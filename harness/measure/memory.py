@@ -63,12 +63,12 @@ class PeakMemory:
         """Return the memory since creation, in bytes; what the kernel does not say is left out.
 
         - `resident`: the peak of the resident size.
-        - `resident_before`: the resident size at creation, plus the pages of files that the process
-          has touched since, which are no memory that training takes.
         - `allocated` and `reserved`, on a GPU: the peaks of torch's allocator.
+        - `training`: what training took. On a GPU that is the peak of what torch allocated, elsewhere
+          the growth of the resident size, without the pages of files that the process has touched.
 
         Where the kernel's peak cannot be reset and has not grown, `resident` is the peak of the
-        process's whole life, and `resident_before` is absent because nothing is known since.
+        process's whole life, and `training` is absent because nothing is known since.
         """
         memory: dict[str, int] = {}
         now = _resident_bytes()
@@ -76,9 +76,10 @@ class PeakMemory:
             memory["resident"] = now["VmHWM"]
             if now["VmHWM"] > self.earlier_peak:
                 touched = now["RssFile"] - self.before["RssFile"]
-                memory["resident_before"] = self.before["VmRSS"] + max(0, touched)
+                memory["training"] = now["VmHWM"] - self.before["VmRSS"] - max(0, touched)
         if self.device.type == "cuda":
             memory["allocated"] = torch.cuda.max_memory_allocated(self.device)
+            memory["training"] = memory["allocated"]
             memory["reserved"] = torch.cuda.max_memory_reserved(self.device)
         return memory
 

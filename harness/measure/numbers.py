@@ -1,119 +1,214 @@
-"""Computes the numbers of a trial once, when its record is assembled; `harness.records.numbers` lists them."""
+"""Computes the numbers of a trial once, when its record is assembled; `harness.records.numbers` lists them.
+
+What was not measured is absent: a failed trial has few numbers, and MLflow leaves its fields empty
+rather than zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import TypeVar
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from harness.records.numbers import RATES, final_name, metric_name, target_name
-from harness.records.record import Evaluation, RankResult, Record, Telemetry
+from harness.measure.window import Window, step_seconds
+from harness.records.numbers import RATES, best_name, final_name
+from harness.records.record import (
+    THROTTLED_SHARE,
+    Rank0Report,
+    RankResult,
+    Record,
+    Telemetry,
+    mean_loss,
+)
+from harness.sweep.cell import Cell
 
-T = TypeVar("T")
 MIB = 2**20
+MIN_WINDOW_STEPS = 2  # fewer steps are no measurement
+PERCENTILES = (50, 90, 99)  # of the time of a step
+STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 TRAINING_PHASES = ("warmup", "train")
-# The numbers that are the mean of a reading, and by what it is divided.
-READINGS = {
-    "gpu_utilization": ("gpu_utilization", 1),
-    "gpu_memory_mib": ("gpu_memory_bytes", MIB),
-    "gpu_temperature_c": ("gpu_temperature_c", 1),
-    "gpu_sm_clock_mhz": ("gpu_sm_clock_hz", 1e6),
-    "gpu_power_w": ("gpu_power_w", 1),
-    "cpu_frequency_mhz": ("cpu_frequency_hz", 1e6),
-    "load_per_core": ("load_per_core", 1),
+# The numbers that come from a reading: its name, what it is divided by, and what is taken of its values at a
+# rank, and again of the ranks.
+READINGS: Mapping[str, tuple[str, float, Callable[[Any], Any]]] = {
+    "gpu_utilization": ("gpu_utilization", 1, np.mean),
+    "gpu_memory_mib": ("gpu_memory_bytes", MIB, np.mean),
+    "gpu_temperature_c": ("gpu_temperature_c", 1, np.mean),
+    "gpu_sm_clock_mhz": ("gpu_sm_clock_hz", 1e6, np.mean),
+    "gpu_sm_clock_lowest_mhz": ("gpu_sm_clock_hz", 1e6, np.min),
+    "gpu_sm_clock_highest_mhz": ("gpu_sm_clock_hz", 1e6, np.max),
+    "gpu_power_w": ("gpu_power_w", 1, np.mean),
+    "cpu_frequency_mhz": ("cpu_frequency_hz", 1e6, np.mean),
+    "load_per_core": ("load_per_core", 1, np.mean),
 }
 SHARES = ("cpu_use", "cpu_steal", "process_cpu")
+JOULES = "joules per step"  # of a rank's GPU, and then of all
+# What is taken of the numbers that ranks measure for themselves, if not the largest.
+STATISTICS: dict[str, Callable[[Any], Any]] = {JOULES: np.sum, **dict.fromkeys(SHARES, np.mean)}
+STATISTICS |= {name: statistic for name, (_, _, statistic) in READINGS.items()}
 
 
-def trial_numbers(record: Record, ranks: Sequence[RankResult]) -> dict[str, float]:
-    """Return the numbers of a trial by their names; what was not measured is absent.
-
-    A failed trial has few of them, and MLflow leaves its fields empty rather than zero.
-    """
-    numbers: dict[str, float | None] = {
-        **_speed(record),
-        **_learned(record),
-        **_times(record),
-        **_compilation(ranks),
-        **_telemetry(record, ranks),
-        **_memory(ranks),
-    }
-    return {metric_name(name): float(n) for name, n in numbers.items() if n is not None}
-
-
-def _speed(record: Record) -> dict[str, float | None]:
-    """Return the numbers of the measured window."""
-    summary = record.summary
-    if summary is None:
-        return {}
-    numbers: dict[str, float | None] = {
-        RATES[summary.throughput_unit]: summary.throughput,
-        "phase_steps": summary.phase_steps or None,
-        "skew": None if summary.slowest is None else summary.slowest.skew,
-    }
-    tokens = None if record.rank0 is None else record.rank0.tokens_per_sample
-    if summary.throughput is not None and tokens is not None:
-        numbers["throughput_tokens_per_s"] = summary.throughput * tokens
-    steps = {"p50": summary.step_p50, "p90": summary.step_p90, "p99": summary.step_p99}
-    for name, seconds in steps.items():
-        if seconds is not None:
-            numbers[f"step_time_{name}_ms"] = seconds * 1000
-    for phase, share in summary.shares.items():
-        numbers[f"{phase}_share"] = share
-    return numbers
-
-
-def _learned(record: Record) -> dict[str, float | None]:
-    """Return the losses and metrics, and how long a trial with a rule for stopping took to them."""
-    summary, report = record.summary, record.rank0
-    if summary is None or report is None:
-        return {}
-    numbers = {
-        "final_loss": summary.final_loss,
-        final_name(report.target.name): summary.final_metric,
-        f"best_{target_name(report.target.name)}": summary.best_metric,
-    }
-    if report.stop is None:
-        return numbers
-    best = report.best_evaluation
-    numbers["epochs"] = report.stop.step / report.steps_per_epoch
-    numbers["epochs_to_best"] = None if best is None else best.epoch
-    if report.stop.reason == "goal":
-        numbers["epochs_to_goal"] = numbers["epochs"]
-        for evaluation in report.evaluations:
-            if evaluation.step == report.stop.step:
-                numbers["seconds_to_goal"] = _seconds_until(record, evaluation)
-    return numbers
-
-
-def _seconds_until(record: Record, evaluation: Evaluation) -> float | None:
-    """Return the seconds from the start of training to the end of an evaluation, as MLPerf counts them.
-
-    None of a trial that was interrupted, as what its pause cost is not known.
-    """
-    if record.rank0 is None or record.interruptions:
-        return None
-    ended_at = evaluation.started_at + (evaluation.seconds or 0.0)
-    return ended_at - record.rank0.training_began_at
-
-
-def _times(record: Record) -> dict[str, float | None]:
-    """Return where the wall time of a trial went.
-
-    Its share that trained is what Llama 3's report calls effective training time (ETTR). Attempts
-    before the trial began anew, as after an invalid one, do not count, nor do pauses between attempts.
-    """
-    numbers: dict[str, float | None] = {}
+def trial_numbers(
+    record: Record, ranks: Sequence[RankResult], window: Window | None
+) -> dict[str, float]:
+    """Return the numbers of a trial by their names; `window` is that of a trial that finished."""
+    numbers = _over_ranks(ranks)
+    joules = numbers.pop(JOULES, None)
+    for phase, seconds in record.phases.items():
+        numbers[f"phase_{phase}_s"] = seconds
     if record.interruptions:
         lost = [interruption.lost_seconds for interruption in record.interruptions]
         numbers["harness.interruptions"] = len(lost)
         numbers["harness.interruptions_lost_s"] = sum(lost)
-    for phase, seconds in record.phases.items():
-        numbers[f"phase_{phase}_s"] = seconds
-    if record.summary is None:
+    if window is not None and record.rank0 is not None:
+        numbers |= _learned(record, record.rank0, ranks)
+        numbers |= _wall_time(record)
+        samples = samples_per_step(ranks, record.trial.cell)
+        if window.mask.sum() >= MIN_WINDOW_STEPS:
+            numbers |= _speed(ranks, window.mask, samples)
+            numbers |= _phase_shares(ranks, window.phases)
+        rate, tokens = numbers.get(RATES["samples/s"]), record.rank0.tokens_per_sample
+        if rate is not None and tokens is not None:
+            numbers["throughput_tokens_per_s"] = rate * tokens
+        if joules is not None and samples is not None:
+            numbers["joules_per_sample"] = joules / samples
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def samples_per_step(ranks: Sequence[RankResult], cell: Cell) -> float | None:
+    """Return the samples of a step of all ranks, None of a script that nobody counts them of.
+
+    What a script gets as its batch size may be anything.
+    """
+    counted = [rank.samples_per_step for rank in ranks if rank.samples_per_step is not None]
+    if len(counted) == len(ranks) and any(counted):
+        return sum(counted)
+    if cell.workload.is_script:
+        return None
+    return cell.axes.batch_size
+
+
+def slowest_rank_seconds(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> list[float]:
+    """Return the seconds of the steps in `mask` of the rank that took longest.
+
+    Throughput is counted over that rank's time.
+    """
+    seconds = step_seconds(ranks)[:, mask]
+    slowest: list[float] = seconds[seconds.sum(axis=1).argmax()].tolist()
+    return slowest
+
+
+def straggler_notes(ranks: Sequence[RankResult], window: Window | None) -> list[str]:
+    """Return a line that names the slowest rank, none where the others hardly wait for it."""
+    if window is None:
+        return []
+    slowest, skew = _slowest_rank(ranks, window.phases)
+    if slowest is None or skew <= STRAGGLER_SKEW:
+        return []
+    return [
+        f"straggler: the other ranks wait {skew:.0%} of their time for"
+        f" rank {slowest.rank} on {slowest.host}"
+    ]
+
+
+def _speed(
+    ranks: Sequence[RankResult], mask: NDArray[np.bool_], samples: float | None
+) -> dict[str, float]:
+    """Return the throughput over the steps in `mask`, and their times.
+
+    Throughput is their samples, or their number where samples are not known, divided by the time of
+    the rank that took longest. A step takes as long as at its slowest rank.
+    """
+    seconds = step_seconds(ranks)[:, mask]
+    steps = int(mask.sum())
+    longest = float(seconds.sum(axis=1).max())
+    numbers = {}
+    if samples is None:
+        numbers[RATES["steps/s"]] = steps / longest
+    else:
+        numbers[RATES["samples/s"]] = steps * samples / longest
+    percentiles = np.percentile(seconds.max(axis=0), PERCENTILES).tolist()
+    for percent, step_time in zip(PERCENTILES, percentiles, strict=True):
+        numbers[f"step_time_p{percent}_ms"] = step_time * 1000
+    return numbers
+
+
+def _phase_shares(ranks: Sequence[RankResult], mask: NDArray[np.bool_]) -> dict[str, float]:
+    """Return the share of each phase in the steps in `mask`, of the time of all ranks together."""
+    numbers: dict[str, float] = {}
+    if not mask.any():
         return numbers
+    numbers["phase_steps"] = int(mask.sum())
+    total = step_seconds(ranks)[:, mask].sum()
+    for name in ranks[0].step_phases:
+        numbers[f"{name}_share"] = float(_phase_seconds(ranks, mask, name).sum() / total)
+    slowest, skew = _slowest_rank(ranks, mask)
+    if slowest is not None:
+        numbers["skew"] = skew
+    return numbers
+
+
+def _slowest_rank(
+    ranks: Sequence[RankResult], mask: NDArray[np.bool_]
+) -> tuple[RankResult | None, float]:
+    """Return the rank that the others waited for, and the mean share of its time that another waited.
+
+    Ranks wait for each other while they communicate, so all of them take equally long. The slowest is
+    the one that spends the most time on anything else. None of one rank, and where communication can't
+    be told apart.
+    """
+    if len(ranks) == 1 or "communication" not in ranks[0].step_phases or not mask.any():
+        return None, 0.0
+    total = step_seconds(ranks)[:, mask].sum(axis=1)
+    busy = total - _phase_seconds(ranks, mask, "communication")
+    index = int(busy.argmax())
+    waited = busy[index] - np.delete(busy, index).mean()
+    return ranks[index], float(waited / total.max())
+
+
+def _phase_seconds(
+    ranks: Sequence[RankResult], mask: NDArray[np.bool_], name: str
+) -> NDArray[np.float64]:
+    """Return the seconds of a phase in the steps in `mask`, shape (ranks,)."""
+    series = [rank.step_phases[name][mask] for rank in ranks]
+    seconds: NDArray[np.float64] = np.nansum(series, axis=1, dtype=np.float64)
+    return seconds
+
+
+def _learned(record: Record, report: Rank0Report, ranks: Sequence[RankResult]) -> dict[str, float]:
+    """Return the losses and metrics, and how long a trial with a rule for stopping took to them."""
+    numbers: dict[str, float] = {}
+    for loss in mean_loss(ranks)[-1:].tolist():
+        if not math.isnan(loss):  # a script may not have reported it
+            numbers["final_loss"] = loss
+    best, target = report.best_evaluation, report.target.name
+    if best is None:
+        return numbers
+    numbers[final_name(target)] = report.evaluations[-1].metrics[target]
+    numbers[best_name(target)] = best.metrics[target]
+    if report.stop is None:
+        return numbers
+    numbers["epochs"] = report.stop.step / report.steps_per_epoch
+    numbers["epochs_to_best"] = best.epoch
+    if report.stop.reason != "goal":
+        return numbers
+    numbers["epochs_to_goal"] = numbers["epochs"]
+    if not record.interruptions:  # what the pause of one cost is not known
+        # From the start of training to the end of the last evaluation, as MLPerf counts them.
+        last = report.evaluations[-1]
+        ended_at = last.started_at + (last.seconds or 0.0)
+        numbers["seconds_to_goal"] = ended_at - report.training_began_at
+    return numbers
+
+
+def _wall_time(record: Record) -> dict[str, float]:
+    """Return the wall time of a trial, and its share that trained.
+
+    Llama 3's report calls that effective training time (ETTR). Attempts before the trial began anew,
+    as after an invalid one, do not count, nor do pauses between attempts.
+    """
     wall = 0.0
     for failure in record.previous_failures:
         if failure.kind == "Invalid":  # the trial began anew
@@ -123,117 +218,56 @@ def _times(record: Record) -> dict[str, float | None]:
     wall += record.ended - record.started
     # Each phase is that of the rank that was in it longest.
     trained = sum(record.phases.get(name, 0.0) for name in TRAINING_PHASES)
-    numbers["wall_s"] = wall
-    numbers["ettr"] = min(trained, wall) / wall if wall else 0.0
+    share = min(trained, wall) / wall if wall else 0.0
+    return {"wall_s": wall, "ettr": share}
+
+
+def _over_ranks(ranks: Sequence[RankResult]) -> dict[str, float]:
+    """Return what each rank measures for itself: the mean, or the largest of what costs or disturbs.
+
+    Absent unless every rank has it: the unknown one might be the largest.
+    """
+    numbers: dict[str, float] = {}
+    if not ranks:
+        return numbers
+    of_ranks = list(map(_of_rank, ranks))
+    for name in of_ranks[0]:
+        values = [of_rank[name] for of_rank in of_ranks if name in of_rank]
+        if len(values) == len(ranks):
+            numbers[name] = float(STATISTICS.get(name, np.max)(values))
     return numbers
 
 
-def _compilation(ranks: Sequence[RankResult]) -> dict[str, float | None]:
-    """Return what torch.compile did at the rank with most of it, and the loss scale that ranks share.
-
-    Ranks compile by themselves, and only some may meet a graph break.
-    """
-    numbers: dict[str, float | None] = {}
-    compiled = [rank.compiled for rank in ranks if rank.compiled is not None]
-    if compiled:
-        numbers["compile_graphs"] = max(rank.graphs for rank in compiled)
-        breaks = [sum(rank.graph_breaks.values()) for rank in compiled]
-        numbers["compile_graph_breaks"] = max(breaks)
-        numbers["compile_recompiles"] = max(rank.recompiles for rank in compiled)
-    if ranks and ranks[0].loss_scale is not None:
-        numbers["loss_scale"] = ranks[0].loss_scale.scale
-        numbers["loss_scale_skipped_steps"] = ranks[0].loss_scale.skipped_steps
+def _of_rank(rank: RankResult) -> dict[str, float]:
+    """Return the memory of a rank, what torch.compile and loss scaling did there, and its telemetry."""
+    numbers: dict[str, float] = {}
+    for kind, size in rank.memory.items():
+        numbers[f"memory_{kind}_mib"] = size / MIB
+    if rank.compiled is not None:  # by each rank for itself, and only some may meet a graph break
+        numbers["compile_graphs"] = rank.compiled.graphs
+        numbers["compile_graph_breaks"] = sum(rank.compiled.graph_breaks.values())
+        numbers["compile_recompiles"] = rank.compiled.recompiles
+    if rank.loss_scale is not None:
+        numbers["loss_scale"] = rank.loss_scale.scale
+        numbers["loss_scale_skipped_steps"] = rank.loss_scale.skipped_steps
+    if rank.telemetry is not None:
+        numbers |= _telemetry(rank.telemetry)
     return numbers
 
 
-def _telemetry(record: Record, ranks: Sequence[RankResult]) -> dict[str, float | None]:
-    """Return the telemetry of all ranks: means over them, nothing unless every rank has some."""
-    telemetry = _all_known([rank.telemetry for rank in ranks])
-    if not telemetry:
-        return {}
-    numbers: dict[str, float | None] = {}
-    for name, (reading, unit) in READINGS.items():
-        means = _all_known([_mean_reading(rank, reading) for rank in telemetry])
-        numbers[name] = None if means is None else fmean(means) / unit
-    for name in SHARES:
-        shares = _all_known([rank.shares.get(name) for rank in telemetry])
-        numbers[name] = None if shares is None else fmean(shares)
-    for reason, share in _largest([rank.throttled or {} for rank in telemetry]).items():
-        numbers[f"gpu_throttled_share.{reason}"] = share
-    processes = _all_known([rank.foreign_processes for rank in telemetry])
-    numbers["gpu_foreign_processes"] = None if processes is None else max(map(len, processes))
-    numbers["joules_per_sample"] = _joules_per_sample(record, telemetry)
-    return {**numbers, **_clocks(telemetry)}
-
-
-def _clocks(telemetry: Sequence[Telemetry]) -> dict[str, float | None]:
-    """Return the lowest and the highest clock of a GPU, of the rank where they are furthest apart."""
-    clocks = []
-    for rank in telemetry:
-        hertz = rank.readings.get("gpu_sm_clock_hz", np.empty(0))
-        hertz = hertz[np.isfinite(hertz)]
-        if hertz.size:
-            clocks.append((float(hertz.min()) / 1e6, float(hertz.max()) / 1e6))
-    if not clocks:
-        return {}
-    lowest, highest = max(clocks, key=lambda bounds: bounds[1] - bounds[0])
-    return {"gpu_sm_clock_lowest_mhz": lowest, "gpu_sm_clock_highest_mhz": highest}
-
-
-def _mean_reading(rank: Telemetry, name: str) -> float | None:
-    """Return the mean of a reading over the samples that could be read, None without any."""
-    values = rank.readings.get(name)
-    if values is None or np.isnan(values).all():
-        return None
-    return float(np.nanmean(values, dtype=np.float64))
-
-
-def _joules_per_sample(record: Record, telemetry: Sequence[Telemetry]) -> float | None:
-    """Return the energy of all ranks' GPUs for one sample of the global batch.
-
-    None without a counter, and of a script whose samples nobody counts.
-    """
-    summary = record.summary
-    joules = _all_known([rank.joules for rank in telemetry])
-    if joules is None or (summary is not None and summary.throughput_unit == "steps/s"):
-        return None
-    a_step = sum(of_rank / rank.steps for of_rank, rank in zip(joules, telemetry, strict=True))
-    reported = None if summary is None else summary.samples_per_step
-    return a_step / (reported or record.trial.cell.axes.batch_size)
-
-
-def _memory(ranks: Sequence[RankResult]) -> dict[str, float | None]:
-    """Return the peaks of memory, each of the rank that took most, and what training took of them."""
-    peaks = _largest([rank.memory for rank in ranks])
-    # None unless it is known of every rank: the unknown one might be the largest.
-    training = _all_known([training_bytes(rank.memory) for rank in ranks])
-    if training:
-        peaks["training"] = max(training)
-    return {f"memory_{kind}_mib": size / MIB for kind, size in peaks.items()}
-
-
-def training_bytes(memory: Mapping[str, int]) -> int | None:
-    """Return the bytes that training took, of what `PeakMemory.read` returned; None if unknown.
-
-    On a GPU that is the peak of what torch allocated, elsewhere the growth of the resident size.
-    """
-    if "allocated" in memory:
-        return memory["allocated"]
-    if "resident" not in memory or "resident_before" not in memory:
-        return None
-    return memory["resident"] - memory["resident_before"]
-
-
-def _all_known(values: Sequence[T | None]) -> list[T] | None:
-    """Return the values of ranks, None if it is unknown at any of them."""
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
-
-
-def _largest(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest value of each name in any of some mappings."""
-    largest: dict[str, float] = {}
-    for mapping in values:
-        for name, value in mapping.items():
-            largest[name] = max(largest.get(name, value), value)
-    return largest
+def _telemetry(telemetry: Telemetry) -> dict[str, float]:
+    """Return the numbers of the telemetry of a rank; NaN stands for what could not be read."""
+    numbers: dict[str, float] = {}
+    for name, (reading, unit, statistic) in READINGS.items():
+        values = telemetry.readings.get(reading, np.empty(0))
+        values = values[np.isfinite(values)].astype(np.float64)
+        if values.size:
+            numbers[name] = float(statistic(values)) / unit
+    for name, share in telemetry.shares.items():
+        if name in SHARES or name.startswith(THROTTLED_SHARE):
+            numbers[name] = share
+    if telemetry.foreign_processes is not None:
+        numbers["gpu_foreign_processes"] = len(telemetry.foreign_processes)
+    if telemetry.joules is not None:
+        numbers[JOULES] = telemetry.joules / telemetry.steps
+    return numbers

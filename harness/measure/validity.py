@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from harness.records.record import RankResult, Summary
+from harness.records.record import THROTTLED_SHARE, RankResult
 from harness.sweep.cluster import ValidityRules
 
 # Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
@@ -14,7 +15,9 @@ MIN_TELEMETRY = 1.0
 POWER_LIMIT = "sw_power_cap"
 
 
-def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRules) -> list[str]:
+def violations(
+    ranks: Sequence[RankResult], numbers: Mapping[str, float], rules: ValidityRules
+) -> list[str]:
     """Return the rules that a trial violates: for each a line with rank, value and limit.
 
     What could not be read violates no rule.
@@ -25,8 +28,9 @@ def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRul
         if telemetry is None:
             continue
         rank = f"rank {result.rank} on {result.host}"
-        for reason, share in (telemetry.throttled or {}).items():
-            if reason != POWER_LIMIT:
+        for name, share in telemetry.shares.items():
+            reason = name.removeprefix(THROTTLED_SHARE)
+            if reason not in (name, POWER_LIMIT):
                 lines += _share_above(share, rules.throttled, f"throttled: {rank}: {reason}")
         processes = telemetry.foreign_processes or ()
         limit = rules.foreign_processes
@@ -40,7 +44,7 @@ def violations(ranks: Sequence[RankResult], summary: Summary, rules: ValidityRul
         waited = f"contention: {rank}: waited for a core of others"
         lines += _share_above(contention(result, ranks), rules.contention, waited)
     starved = "data_wait: the loader starved"
-    return lines + _share_above(summary.shares.get("data_wait"), rules.data_wait, starved)
+    return lines + _share_above(numbers.get("data_wait_share"), rules.data_wait, starved)
 
 
 def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
@@ -67,3 +71,17 @@ def _share_above(share: float | None, limit: float | None, subject: str) -> list
     if share is None or limit is None or share <= limit:
         return []
     return [f"{subject}: found {share:.1%}; allowed: at most {limit:.1%}"]
+
+
+def load_of_others() -> float | None:
+    """Return how many threads of other programs want a core, None where the kernel does not say.
+
+    That is the load of the last minute, or how many want one right now if those are fewer: what has
+    just ended no longer disturbs.
+    """
+    try:
+        minute, _, _, tasks, *_ = Path("/proc/loadavg").read_text(encoding="ascii").split()
+        now = int(tasks.partition("/")[0]) - 1  # without this one
+        return min(float(minute), float(now))
+    except (OSError, ValueError):
+        return None

@@ -18,9 +18,8 @@ from typing import Annotated
 import numpy as np
 
 from harness.core.paths import write_atomically
-from harness.records.decode import FileFormat, decode_file
+from harness.records.format import FileFormat, decode_file, sealed_text
 from harness.records.record import Numbers
-from harness.records.seal import sealed_text
 from workloads.settings import Between
 
 RATES_FILE = "rates.json"  # in the folder of the ranks that search

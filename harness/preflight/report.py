@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from harness.core.paths import write_atomically
-from harness.records.decode import FileFormat, decode_file
-from harness.records.seal import sealed_text
+from harness.records.format import FileFormat, decode_file, sealed_text
 from workloads.settings import Between
 
 CHECKS_FILE = "checks.json"  # in the folder of the process that examines a workload

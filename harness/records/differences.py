@@ -1,5 +1,9 @@
 """Names what differs between two trials: the one place that compares what they ran with.
 
+`run_settings` collects what a trial is run with besides its cell, for its record. It ends up in MLflow,
+where more people read it than may read the profile. Hence values of variables are withheld by their
+names.
+
 Everything is compared as a flat table of fields with plain, dotted names, such as
 `software.packages.numpy`, `variables.ATEN_CPU_CAPABILITY`, `hardware.cpu`, `settings.threads`,
 `code.files.spiral.py`, `axes.precision` and `seed`. A field that a later version adds is compared
@@ -14,11 +18,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from harness.core.variables import is_incidental
+from harness.core.variables import is_incidental, is_secret_name, recorded_value
 from harness.records.environment import Environment
-from harness.records.record import Record
+from harness.records.record import Record, RunSettings
 from harness.sweep.axes import AXES, PREFIX
 from harness.sweep.cell import Cell, Trial
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import Sweep
 
 Value = str | int | float | bool | None
 # Prefixes of fields, the likeliest cause of another result first. A field is where the longest
@@ -39,9 +45,8 @@ ORDER = (
 )
 # Parts of an environment that have other names here: `code` is the workload's.
 ENVIRONMENT_NAMES = {"code": "harness", "dynamic_files": "code.files"}
-# Settings of a run that can change what it computes, or how fast.
-RUN_SETTINGS = ("launcher", "device", "profile")
-# Reads all axes of a cell. `vars` would lack an axis that a recorded cell does not have.
+# Keys of a profile that change what trials compute, or how fast.
+SLURM_KEYS = ("python", "prefix", "cpus_per_rank")
 KEPT_CELLS = 2**14  # of which the settings are kept; commands ask for them several times
 HEX_DIGEST = re.compile(r"[0-9a-f]{40,}")
 SHOWN_DIGITS = 12  # of a digest or a commit, in text
@@ -100,8 +105,6 @@ def environment_fields(environment: Environment) -> dict[str, Value]:
     content["variables"] = {
         name: value for name, value in environment.variables.items() if not is_incidental(name)
     }
-    del content["interpreter"]  # a path; its version and its packages say what it is
-    content["hardware"]["gpus"] = [gpu.name for gpu in environment.hardware.gpus]
     named = {ENVIRONMENT_NAMES.get(name, name): section for name, section in content.items()}
     return flatten(named)
 
@@ -132,14 +135,6 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
     return settings
 
 
-def cell_fields(cell: Cell) -> dict[str, Value]:
-    """Return all that a cell hashes into its id, as a flat table, with every axis."""
-    settings = {}
-    for name, value in identity_settings(cell).items():
-        settings[f"axes.{name}" if name in AXES else name] = value
-    return {**flatten(settings), **code_fields(cell)}
-
-
 def code_fields(cell: Cell) -> dict[str, Value]:
     """Return the code of a cell's workload as a flat table, whose names begin with `code.`."""
     if cell.workload.code is None:
@@ -148,17 +143,19 @@ def code_fields(cell: Cell) -> dict[str, Value]:
 
 
 def trial_fields(trial: Trial) -> dict[str, Value]:
-    """Return the cell's fields and the seed. The repeat only counts trials that are alike."""
-    return {"seed": trial.seed, **cell_fields(trial.cell)}
+    """Return all that a cell hashes into its id, with every axis, and the seed, as a flat table.
+
+    The repeat only counts trials that are alike.
+    """
+    settings: dict[str, Any] = {"seed": trial.seed}
+    for name, value in identity_settings(trial.cell).items():
+        settings[f"axes.{name}" if name in AXES else name] = value
+    return {**flatten(settings), **code_fields(trial.cell)}
 
 
 def record_fields(record: Record) -> dict[str, Value]:
-    """Return what a record's trial was to compute, what it was run with, and its environment."""
+    """Return what a record's trial was to compute, its environment, and how many ran at a time."""
     fields = trial_fields(record.trial)
-    if record.settings is not None:
-        settings = asdict(record.settings)
-        run = {name: settings[name] for name in RUN_SETTINGS}
-        fields |= flatten({"run": run})
     if record.environment is not None:
         fields |= environment_fields(record.environment)
     if record.lane.count > 1:
@@ -182,3 +179,42 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
         elif value is not None:
             flat[key] = value
     return flat
+
+
+def run_settings(sweep: Sweep, profile: Profile) -> RunSettings:
+    """Return what the trials of a sweep are run with on a cluster, without secrets."""
+    environment = {}
+    for name, value in profile.environment.items():
+        if not is_secret_name(name):
+            environment[name] = recorded_value(name, value)
+    slurm = {}
+    if profile.launcher == "slurm":
+        for name in SLURM_KEYS:
+            slurm[name] = getattr(profile.slurm, name)
+    return RunSettings(
+        sweep_file=str(sweep.source),
+        base_folder=str(sweep.base_folder),
+        checkpoint="best" if sweep.checkpoint.best else "none",
+        saves_at_intervals=sweep.checkpoint.of(profile.launcher, is_script=False) is not None,
+        timeout=sweep.timeout,
+        launcher=profile.launcher,
+        device=profile.device,
+        forkserver=profile.forkserver,
+        environment=environment,
+        slurm=slurm,
+    )
+
+
+def profile_change(recorded: RunSettings, current: RunSettings) -> str | None:
+    """Return which setting of the profile differs that may change a result; None if none does.
+
+    Values that were withheld are alike, as they can't be compared.
+    """
+    sections = ["environment"]
+    if recorded.launcher == current.launcher == "slurm":
+        sections.append("slurm")
+    before = flatten({section: getattr(recorded, section) for section in sections})
+    now = flatten({section: getattr(current, section) for section in sections})
+    for change in differences(before, now):
+        return f"{change.field}: found {as_text(change.b)}, recorded {as_text(change.a)}"
+    return None

@@ -1,6 +1,9 @@
 """What a trial was measured with: code, software, hardware, torch's settings and variables.
 
-None of it is part of a cell's id, and all of it can change a result: it is recorded so that results
+The launcher describes the code, the harness's and the repository of the user's: ranks need no git. The
+files of the workload itself are part of its cell (`code` of `harness.sweep.cell.WorkloadRef`).
+
+None of the rest is part of a cell's id, and all of it can change a result: it is recorded so that results
 are compared only where it is alike, and so that a difference has an explanation
 (`harness.records.differences`). Values of variables that are not known to be public are withheld
 before anything is written.
@@ -12,18 +15,21 @@ import hashlib
 import os
 import platform
 import re
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
+import harness
 from harness.core.cores import usable_cores
+from harness.core.errors import HarnessError
+from harness.core.import_path import ROOT
 from harness.core.packages import installed_version
 from harness.core.variables import is_of_library, recorded_value
-from harness.records.code import Code, Repository
+from harness.core.worktree import run_git
 
 # Packages whose version can change what a trial computes or how fast it does so.
 PACKAGES = (
@@ -35,7 +41,37 @@ KERNEL_FLAGS = re.compile(
 )
 # The line of torch's build configuration that depends on the machine and on variables.
 CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
-BLAS_ENTRY = re.compile(r"BLAS_INFO=(\w+)")
+
+
+# The code that decides what a trial computes, besides that of the workload.
+DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
+# Differences as `git apply` takes them, without the user's own tools and colors. They only name binary
+# files that were changed: no secret could be found in their compressed content.
+DIFF = (
+    "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+MAX_DIFF = 64 * 1024  # characters that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The version of the harness that ran a trial."""
+
+    version: str  # of the package
+    commit: str | None = None  # None where the harness runs from no checkout
+    dirty: bool | None = None  # whether tracked files differ from the commit
+    training: str | None = None  # SHA-256 of the files that train, which tells dirty ones apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """The repository of the user's sweep and workload, as it was when a trial was launched."""
+
+    commit: str | None  # None before the first one
+    dirty: bool | None  # whether its files differ from the commit; None where git could not say
+    # SHA-256 of the differences from the commit, which are in the sweep's folder
+    # (`SweepFolder.diff_path`); None where there are none.
+    diff: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,27 +85,16 @@ class Software:
     nccl: str | None = None  # None without GPUs
     packages: Mapping[str, str] = field(default_factory=dict)  # name -> version
     torch_build: str | None = None  # SHA-256 of how torch was built: compilers, flags, libraries
-    blas: str | None = None  # the library that torch was built with, as in mkl
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU of a machine."""
-
-    name: str  # as torch gives it
-    memory_bytes: int | None = None  # in all, of which the driver takes some
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """CPU, memory and GPUs of the machine that rank 0 ran on."""
+    """CPU and GPUs of the machine that rank 0 ran on."""
 
     cpu: str  # the model's name
     usable_cores: int  # that this process may run on
     cpu_version: str | None = None  # family, model and stepping, as in `25.1.1`
-    cores: int | None = None  # logical ones of the machine
-    memory_bytes: int | None = None  # of the machine, not of a job's share of it
-    gpus: Sequence[Gpu] = ()
+    gpus: Sequence[str] = ()  # their names, as torch gives them
     driver: str | None = None  # NVIDIA's; None without GPUs
     cpu_flags: str | None = None  # its extensions that kernels use, as in `avx2 fma`
 
@@ -97,12 +122,10 @@ class Environment:
     settings: TorchSettings | None = None
     variables: Mapping[str, str] = field(default_factory=dict)  # as rank 0 saw them, redacted
     code: Code | None = None  # the harness's; None where the launcher did not say
-    mlflow: str | None = None  # the version at whoever launched the trial
     repository: Repository | None = None  # the user's; None where the sweep is in none
     # SHA-256 of the list of all installed packages, which the sweep's folder has in a file of that
     # name; None where the launcher did not say.
     installed: str | None = None
-    interpreter: str | None = None  # the path by which rank 0's Python knows itself
     # Files of the workload's own tree that were imported although no import statement names them:
     # its cell does not have them. Path -> SHA-256.
     dynamic_files: Mapping[str, str] = field(default_factory=dict)
@@ -146,8 +169,10 @@ def describe_environment(
         hardware=describe_hardware(),
         settings=describe_settings(),
         variables=relevant_variables(os.environ, axes),
-        interpreter=sys.executable,
     )
+
+
+_version = cache(installed_version)  # a forkserver asks before its ranks do
 
 
 def describe_software(more: Sequence[str] = ()) -> Software:
@@ -160,9 +185,7 @@ def describe_software(more: Sequence[str] = ()) -> Software:
     nccl = None
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    configuration = torch.__config__.show()
-    build = CAPABILITY_LINE.sub("", configuration)  # the same on every machine
-    blas = BLAS_ENTRY.search(configuration)
+    build = CAPABILITY_LINE.sub("", torch.__config__.show())  # the same on every machine
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -171,32 +194,13 @@ def describe_software(more: Sequence[str] = ()) -> Software:
         nccl=nccl,
         packages=describe_packages(more),
         torch_build=hashlib.sha256(build.encode()).hexdigest(),
-        blas=None if blas is None else blas[1],
     )
 
 
 def describe_packages(more: Sequence[str] = ()) -> dict[str, str]:
     """Return the versions of the packages in PACKAGES and of `more`, of those that are installed."""
-    packages: dict[str, str] = {}
-    for name in dict.fromkeys([*PACKAGES, *more]):
-        version = _version(name)
-        if version:
-            packages[name] = version
-    return packages
-
-
-def look_up_software() -> None:
-    """Look up what `describe_software` says of each process, in one that others are forked from.
-
-    Python starts a program to describe the platform, and to look up versions takes milliseconds.
-    Two questions are left to the rank: who asks for CUDA can't be forked any more, and who asks
-    torch for its configuration settles ATEN_CPU_CAPABILITY for all that is forked.
-    """
-    platform.platform()
-    describe_packages()
-
-
-_version = cache(installed_version)  # asked for twice in a trial
+    versions = {name: _version(name) for name in (*PACKAGES, *more)}
+    return {name: version for name, version in versions.items() if version}
 
 
 def describe_settings() -> TorchSettings:
@@ -214,7 +218,7 @@ def describe_settings() -> TorchSettings:
 
 
 def describe_hardware() -> Hardware:
-    """Describe the CPU, the memory and the GPUs of this machine; loads torch."""
+    """Describe the CPU and the GPUs of this machine; loads torch."""
     import torch
 
     info = cpu_info()
@@ -222,36 +226,25 @@ def describe_hardware() -> Hardware:
     version = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
     extensions = set((info.get("flags") or info.get("Features") or "").split())
     kernel_flags = sorted(flag for flag in extensions if KERNEL_FLAGS.fullmatch(flag))
-    gpus: list[Gpu] = []
-    for index in range(torch.cuda.device_count()):
-        device = torch.cuda.get_device_properties(index)
-        gpus.append(Gpu(name=device.name, memory_bytes=device.total_memory))
-    driver = None
-    if gpus:
-        driver = _driver_version()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return Hardware(
         cpu=info.get("model name") or platform.processor() or platform.machine(),
         cpu_version=".".join(version) or None,
-        cores=os.cpu_count(),
         usable_cores=len(usable_cores()),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
-        driver=driver,
+        driver=_driver_version() if gpus else None,
         cpu_flags=" ".join(kernel_flags) or None,
     )
 
 
 def cpu_info() -> dict[str, str]:
     """Return what Linux says of the first core, empty on other systems."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    first_core = text.partition("\n\n")[0]
     info: dict[str, str] = {}
-    for line in first_core.splitlines():
-        name, _, value = line.partition(":")
-        info[name.strip()] = value.strip()
+    with suppress(OSError):
+        first_core, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+        for line in first_core.splitlines():
+            name, _, value = line.partition(":")
+            info[name.strip()] = value.strip()
     return info
 
 
@@ -259,12 +252,98 @@ def _driver_version() -> str | None:
     """Return the version of NVIDIA's driver, None where NVML can't be reached."""
     import pynvml
 
-    try:
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def describe_code() -> Code:
+    """Describe the harness: its version, its training code, and its commit in a checkout.
+
+    Files that git does not track make no checkout dirty: results are usually among them.
+    """
+    version, training = harness.__version__, training_digest()
+    if not (ROOT / ".git").exists():
+        return Code(version=version, training=training)
+    status = git_output(ROOT, "status", "--porcelain", "--untracked-files=no")
+    dirty = None if status is None else bool(status)  # None: git could not say
+    commit = git_output(ROOT, "rev-parse", "HEAD")
+    return Code(version=version, commit=commit, dirty=dirty, training=training)
+
+
+@cache
+def training_digest() -> str:
+    """Return the SHA-256 of the harness's files that decide what a trial computes.
+
+    Another version of the report changes no result, so only the code that trains counts. It is as
+    this process has found it first.
+    """
+    digest = hashlib.sha256()
+    for folder in DECISIVE_FOLDERS:
+        for path in sorted(folder.rglob("*.py")):
+            # Relative, as a copy of the code in another folder computes the same.
+            name = path.relative_to(ROOT).as_posix()
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{name}\0{content}\0".encode())
+    return digest.hexdigest()
+
+
+def describe_repository(folder: Path, files: Sequence[Path]) -> tuple[Repository | None, str]:
+    """Describe the repository that a folder is in; return it with its differences from the commit.
+
+    `files` are those of workloads and of the sweep. Git may not know some of them: they are part of
+    the differences as tracked files are. The text has at most MAX_DIFF characters;
+    where it was cut, its end says so. Bytes that are not UTF-8 are escaped as surrogates: `encode_diff`
+    returns the text's bytes. Returns None where there is no repository.
+    """
+    top = git_output(folder, "rev-parse", "--show-toplevel")
+    if not top:
+        return None, ""
+    checkout = Path(top)
+    commit = git_output(checkout, "rev-parse", "--verify", "HEAD")
+    changes = ""
+    if commit:
+        completed = run_git(checkout, *DIFF, "HEAD", undecodable="surrogateescape")
+        if completed.returncode != 0:
+            return Repository(commit=commit, dirty=None), ""
+        changes = completed.stdout
+    differences = "".join([changes, *_untracked_files(checkout, files)])
+    text = differences[:MAX_DIFF]
+    if len(differences) > MAX_DIFF:
+        text = f"{text}\n[cut: {len(differences) - MAX_DIFF} more characters]\n"
+    digest = hashlib.sha256(encode_diff(text)).hexdigest() if text else None
+    return Repository(commit=commit, dirty=bool(text), diff=digest), text
+
+
+def encode_diff(text: str) -> bytes:
+    """Return the bytes of differences, which keep the encoding of the files that they change."""
+    return text.encode(errors="surrogateescape")
+
+
+def _untracked_files(checkout: Path, files: Sequence[Path]) -> Iterator[str]:
+    """Yield the content of those files in a checkout that git does not track, as differences."""
+    names = []
+    for path in files:
+        with suppress(ValueError):  # a file outside of the checkout
+            names.append(path.resolve().relative_to(checkout.resolve()).as_posix())
+    if not names:
+        return
+    tracked = git_output(checkout, "ls-files", "-z", "--", *names) or ""
+    for name in sorted({*names} - {*tracked.split("\0")}):
+        # Its exit code is 1, which says that there are differences.
+        completed = run_git(
+            checkout, *DIFF, "--no-index", "--", os.devnull, name, undecodable="surrogateescape"
+        )
+        yield completed.stdout
+
+
+def git_output(checkout: Path, *arguments: str) -> str | None:
+    """Return what git prints, None where it fails or hangs."""
+    try:
+        completed = run_git(checkout, *arguments)
+    except HarnessError:
         return None
-    if isinstance(version, bytes):  # which older versions of nvidia-ml-py return
-        return version.decode()
-    return str(version)
+    if completed.returncode != 0:
+        return None
+    return completed.stdout.strip()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache, partial
@@ -25,9 +24,8 @@ from msgspec import Raw
 
 from harness.core.paths import write_atomically
 from harness.core.validation import decode_json, decode_value
-from harness.records import seal
-from harness.records.decode import FileFormat, decode_file, read_bytes
 from harness.records.environment import Environment
+from harness.records.format import FileFormat, decode_file, json_text, read_bytes, sealed_text
 from harness.records.record import SCHEMA, Numbers, Outcome, RankResult, Record, RunSettings
 from harness.sweep.cell import Cell, Repeat, Seed, Trial
 
@@ -74,36 +72,40 @@ class _Header(Outcome):
     arrays: ArrayFile
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RankHeader:
+    """The header of what a rank leaves."""
+
+    arrays: ArrayFile
+
+
 def write_record(path: Path, record: Record, *, durable: bool = True) -> None:
     """Write a record: its arrays, then the sealed header.
 
     Raises ValueError for what JSON can't hold, such as a number that is NaN.
     """
     content = {"schema": SCHEMA, **asdict(record)}
-    del content["load_ranks"], content["load_losses"]
-    _write(path, content, stack(record.ranks), durable=durable)
+    del content["load_ranks"]
+    _write(path, content, record.ranks, durable=durable)
 
 
 def write_rank_result(path: Path, result: RankResult) -> None:
     """Write what a rank leaves, as `write_record` does; it need not survive a loss of power."""
-    content = asdict(result)
-    arrays: dict[str, Numbers] = {}
-    _take_arrays(content, "", arrays)
-    _write(path, content, arrays, durable=False)
+    _write(path, {}, [result], durable=False)
 
 
 def _write(
-    path: Path, content: Mapping[str, Any], arrays: Mapping[str, Numbers], *, durable: bool = True
+    path: Path, content: Mapping[str, Any], ranks: Sequence[RankResult], *, durable: bool
 ) -> None:
     """Write a sealed header and the file of arrays that it names."""
     import numpy as np
 
     buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # no array is called `allow_pickle`
+    np.savez(buffer, **stack(ranks))  # type: ignore[arg-type]  # no array is called `allow_pickle`
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     name = f"{path.stem}-{digest[:12]}.npz"
     # Before anything is written: it may be refused.
-    header = seal.sealed_text({**content, "arrays": {"file": name, "sha256": digest}})
+    header = sealed_text({**content, "arrays": {"file": name, "sha256": digest}})
     write_atomically(path.with_name(name), buffer.getvalue(), durable=durable)
     write_atomically(path, header, durable=durable)
 
@@ -128,7 +130,6 @@ def read_record(path: Path) -> Record:
         environment=environment,
         settings=settings,
         load_ranks=partial(_read_ranks, path, header.arrays),
-        load_losses=partial(_read_losses, path, header.arrays),
     )
 
 
@@ -148,45 +149,27 @@ def read_rank_result(path: Path) -> RankResult:
 
     Raises BadFile for a file that is missing, incomplete or changed after it was written.
     """
-    content = decode_file(dict[str, Any], path, RANK_RESULT_FORMAT)
-    try:
-        described = decode_value(ArrayFile, content.pop("arrays", None))
-        for name, values in _read_arrays(path, described, RANK_RESULT_FORMAT).items():
-            _put_array(content, name, values)
-        result: RankResult = decode_value(RankResult, content)
-    except ValueError as error:
-        raise RANK_RESULT_FORMAT.unreadable(path, error) from None
+    header = decode_file(_RankHeader, path, RANK_RESULT_FORMAT)
+    (result,) = _read_ranks(path, header.arrays)
     return result
 
 
-def _read_arrays(
-    header_path: Path, described: ArrayFile, file_format: FileFormat, *names: str
-) -> dict[str, Numbers]:
-    """Return the arrays that a header names, or some; raises BadFile for others than it describes."""
+def _read_ranks(header_path: Path, described: ArrayFile) -> list[RankResult]:
+    """Return the results of the ranks of a record; raises BadFile for other arrays than described."""
     import numpy as np
 
     path = header_path.with_name(Path(described.file).name)
-    content = read_bytes(path, file_format, MAX_ARRAY_BYTES)
+    content = read_bytes(path, RECORD_FORMAT, MAX_ARRAY_BYTES)
     digest = hashlib.sha256(content).hexdigest()
     if digest != described.sha256:
         problem = f"found the SHA-256 {digest[:12]}…; allowed: {described.sha256[:12]}…"
-        raise file_format.error(path, f"{problem}, as {header_path.name} says")
+        raise RECORD_FORMAT.error(path, f"{problem}, as {header_path.name} says")
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return {name: archive[name] for name in names or archive.files}
-
-
-def _read_losses(header_path: Path, described: ArrayFile) -> Numbers:
-    """Return the losses of the ranks of a record."""
-    return _read_arrays(header_path, described, RECORD_FORMAT, "loss")["loss"]
-
-
-def _read_ranks(header_path: Path, described: ArrayFile) -> Sequence[RankResult]:
-    """Return the results of the ranks of a record."""
-    arrays = _read_arrays(header_path, described, RECORD_FORMAT)
+        arrays = dict(archive)
     contents = msgspec.json.decode(arrays.pop(RANKS).tobytes())
-    for row, content in enumerate(contents):
-        for name, values in arrays.items():
-            _put_array(content, name, values[row])
+    for row, content_of_rank in enumerate(contents):
+        for name, rows in arrays.items():
+            _put_array(content_of_rank, name, rows[row])
     results: list[RankResult] = decode_value(list[RankResult], contents)
     return results
 
@@ -195,35 +178,31 @@ def stack(ranks: Sequence[RankResult]) -> dict[str, Numbers]:
     """Return the arrays of a record: each series of all ranks, and the JSON of the rest."""
     import numpy as np
 
-    contents = []
-    rows: dict[str, dict[int, Numbers]] = {}  # by the series and the position of the rank
-    for position, rank in enumerate(ranks):
-        content = asdict(rank)
-        series: dict[str, Numbers] = {}
-        _take_arrays(content, "", series)
-        contents.append(content)
-        for name, values in series.items():
-            rows.setdefault(name, {})[position] = values
-    arrays: dict[str, Numbers] = {RANKS: np.frombuffer(seal.json_text(contents), dtype=np.uint8)}
-    for name, by_position in rows.items():
-        longest = max(map(len, by_position.values()))
-        dtype = next(iter(by_position.values())).dtype
+    contents = [asdict(rank) for rank in ranks]
+    series = [_take_arrays(content) for content in contents]
+    arrays: dict[str, Numbers] = {RANKS: np.frombuffer(json_text(contents), dtype=np.uint8)}
+    for name in set().union(*series):
+        of_ranks = {row: of_rank[name] for row, of_rank in enumerate(series) if name in of_rank}
+        longest = max(map(len, of_ranks.values()))
+        dtype = next(iter(of_ranks.values())).dtype
         arrays[name] = np.full((len(ranks), longest), np.nan, dtype=dtype)
-        for position, values in by_position.items():
-            arrays[name][position, : len(values)] = values
-    return arrays
+        for row, values in of_ranks.items():
+            arrays[name][row, : len(values)] = values
+    return dict(sorted(arrays.items()))
 
 
-def _take_arrays(content: dict[str, Any], prefix: str, arrays: dict[str, Numbers]) -> None:
+def _take_arrays(content: dict[str, Any], prefix: str = "") -> dict[str, Numbers]:
     """Take the arrays out of JSON, by the way to them; their lengths stay in their place."""
     import numpy as np
 
+    arrays: dict[str, Numbers] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            _take_arrays(value, f"{prefix}{key}.", arrays)
+            arrays |= _take_arrays(value, f"{prefix}{key}.")
         elif isinstance(value, np.ndarray):
             arrays[f"{prefix}{key}"] = value
             content[key] = len(value)
+    return arrays
 
 
 def _put_array(content: Any, name: str, values: Numbers) -> None:
@@ -231,12 +210,5 @@ def _put_array(content: Any, name: str, values: Numbers) -> None:
     *way, key = name.split(".")
     for part in way:
         content = content.get(part) or {}
-    if key in content and content[key] is not None:
+    if content.get(key) is not None:
         content[key] = values[: content[key]]
-
-
-def copy_record(path: Path, folder: Path) -> None:
-    """Copy a record with its arrays into a folder. Raises BadFile."""
-    described = decode_file(_Header, path, RECORD_FORMAT).arrays
-    shutil.copyfile(path, folder / path.name)
-    shutil.copyfile(path.with_name(described.file), folder / described.file)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -64,8 +63,8 @@ NUMBERS: Mapping[str, str] = {
     "gpu_memory_mib": "memory in use on the GPU, mean",
     "gpu_temperature_c": "temperature of the GPU, mean",
     "gpu_sm_clock_mhz": "clock of the GPU's multiprocessors, mean",
-    "gpu_sm_clock_lowest_mhz": "the lowest of it, at the rank where it moved most",
-    "gpu_sm_clock_highest_mhz": "the highest of it, at the same rank",
+    "gpu_sm_clock_lowest_mhz": "the lowest of it, of all ranks",
+    "gpu_sm_clock_highest_mhz": "the highest of it, of all ranks",
     "gpu_power_w": "power of the GPU, mean",
     "cpu_frequency_mhz": "frequency of the cores, mean",
     "load_per_core": "load average of the machine per core, mean",
@@ -100,11 +99,6 @@ def _pattern_of(name: str) -> str:
     return max((pattern for pattern in NUMBERS if fnmatchcase(name, pattern)), key=len)
 
 
-def is_number(name: str) -> bool:
-    """Return whether a number of a trial or a cell may have this name."""
-    return any(fnmatchcase(name, pattern) for pattern in NUMBERS)
-
-
 def target_name(metric: str) -> str:
     """Return the name of a target metric in tables and MLflow, where `loss` is that of training."""
     return "test_loss" if metric == "loss" else metric
@@ -116,6 +110,11 @@ def final_name(metric: str) -> str:
     return metric_name(f"final_{target_name(metric)}")
 
 
+def best_name(metric: str) -> str:
+    """Return the name of the number that is the target metric at the best evaluation."""
+    return metric_name(f"best_{target_name(metric)}")
+
+
 def metric_name(name: str) -> str:
     """Return `name` as MLflow takes it for a metric.
 
@@ -125,23 +124,7 @@ def metric_name(name: str) -> str:
     allowed = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII)
     parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
     path = "/".join(parts)
-    return path if len(path) <= NAME_LENGTH else _with_digest(path, name)
-
-
-def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of metrics by what they stand for, no two of which are equal.
-
-    Of those that are, each that differs from what it stands for ends with the digest of that.
-    """
-    counts = Counter(names.values())
-    distinct = dict(names)
-    for original, name in names.items():
-        if counts[name] > 1 and name != original:
-            distinct[original] = _with_digest(name, original)
-    return distinct
-
-
-def _with_digest(name: str, original: str) -> str:
-    """Return a name that ends with the digest of what it was made from."""
-    digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{name[: NAME_LENGTH - 9]}-{digest}"
+    if len(path) <= NAME_LENGTH:
+        return path
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{path[: NAME_LENGTH - 9]}-{digest}"

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from harness.core.import_path import ROOT
 from harness.records.assignment import Lane
-from harness.records.bounds import Amount, Duration, Moment, Number, Ordinal, Share
 from harness.records.environment import Environment
-from harness.sweep.cell import Profiling, ThroughputUnit, Trial
+from harness.records.format import Amount, Moment, Number, Ordinal
+from harness.sweep.cell import Trial
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 else:
     Numbers = Any  # msgspec leaves arrays as they are
 
-SCHEMA = 8
+SCHEMA = 9
 
-# permutation: all indexes at once; keyed: computed index by index; shards: a few files at a time;
-# stream: as they come
 # done: complete and to be believed
 # invalid: complete, but its measurement is not to be believed
 # failed: ended by an error
@@ -53,6 +51,7 @@ PEER_FAILURES = {
     "DistStoreError",
 }
 
+THROTTLED_SHARE = "gpu_throttled_share."  # in the name of a share, before the reason
 # In a traceback, the file and the line of a call.
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3")
@@ -116,7 +115,7 @@ class Evaluation:
     step: Number  # optimizer steps so far
     epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
-    seconds: Duration | None  # that the evaluation took; None of a script
+    seconds: float | None  # that the evaluation took; None of a script
     validation: Mapping[str, float] | None = None  # over the validation set; None without one
     started_at: Moment  # seconds since the epoch
 
@@ -186,12 +185,10 @@ class Rank0Report:
     # As the workload states it; None where samples are no sequences of tokens.
     tokens_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
-    # When rank 0 began, and when training did, seconds since the epoch. Of a trial that was resumed
-    # it is the first attempt that counts.
-    began_at: Moment
-    training_began_at: Moment
-    train_samples: Number | None = None  # in the training set; None of a script, as is the next one
-    test_samples: Number | None = None  # in the test set
+    training_began_at: (
+        Moment  # seconds since the epoch; that of the first attempt of one that was resumed
+    )
+    test_samples: Number | None = None  # in the test set; None of a script
 
     @property
     def best_evaluation(self) -> Evaluation | None:
@@ -202,11 +199,6 @@ class Rank0Report:
         metric = self.target if self.stop is None else self.stop.metric
         return metric.best(self.evaluations)
 
-    @property
-    def final_evaluation(self) -> Evaluation | None:
-        """Return the evaluation of the parameters at the end, None without any."""
-        return self.evaluations[-1] if self.evaluations else None
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
@@ -216,8 +208,6 @@ class Compiled:
     graph_breaks: Mapping[str, Number]  # reason -> how often
     recompiles: Number  # because a guard failed, such as another shape
     seconds: Amount  # that compiling took
-    cache_hits: Number  # graphs whose code was in Inductor's cache
-    cache_misses: Number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,11 +233,10 @@ class Telemetry:
     # those without one are shares.
     readings: Mapping[str, Numbers] = field(compare=False)
     # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
-    # `harness.measure.host` explains them.
+    # `harness.measure.telemetry` explains them. Of samples, those in which the GPU was throttled, by reason.
     shares: Mapping[str, float]
     # That `steps` took; None where the GPU has no energy counter, and of a few seconds.
     joules: float | None = None
-    throttled: Mapping[str, Share] | None = None  # reason -> share of samples; None where unknown
     # Processes of others on the GPU, as in "pid 123 python"; None where unknown.
     foreign_processes: Sequence[str] | None = None
 
@@ -273,7 +262,6 @@ class RankResult:
 
     rank: Number  # over all nodes
     host: str  # the name of its machine
-    pid: Number
     entered_at: Moment  # when the worker's code began, seconds since the epoch
     failure: Failure | None = None  # what it raised, None if it got to the end
     # The arrays, of which rows of equal ranks compare unequal: each step's mean loss at this rank, the
@@ -287,10 +275,8 @@ class RankResult:
     # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
     refused_checkpoints: Sequence[str] = ()
     unsaved: Sequence[str] = ()  # saves of any kind that failed, and why: a line each
-    order_sums: Sequence[Number] = (
-        0,
-        0,
-    )  # of the samples that it saw; see `harness.training.order`
+    # Of the samples that it saw; see `harness.training.order`.
+    order_sums: Sequence[Number] = (0, 0)
     random_digest: str | None = None  # of its random generators at the end; None of a script
     compiled: Compiled | None = None  # None for eager
     loss_scale: LossScale | None = None  # None without loss scaling
@@ -300,54 +286,11 @@ class RankResult:
     loader_workers: Number = 0  # that delivered batches
     # Bytes, as `PeakMemory.read` names them.
     memory: Mapping[str, Number] = field(default_factory=dict)
-    phases: Mapping[str, Duration] = field(default_factory=dict)  # phase of the trial -> seconds
+    phases: Mapping[str, float] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks, as is the next one
     environment: Environment | None = None
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
     notes: Sequence[str] = ()  # what to know of a script: a line each
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlowestRank:
-    """The rank that the others waited for."""
-
-    rank: Number
-    host: str
-    skew: float  # mean share of its time that another rank spent waiting for it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """The figures that a trial's samples come to; None for what could not be measured.
-
-    The measured window is what is left of the steps when warm-up and whatever came before steady
-    state are taken off. A step takes as long as it takes the slowest rank.
-    """
-
-    # Over all ranks, in the measured window, in `throughput_unit`.
-    throughput: Amount | None = None
-    window_start: Number | None = None  # first step of the window, counted from 0
-    # How many steps it has; after an interruption they are not all consecutive.
-    window_steps: Number
-    # Whether steady state was reached; None if there were too few steps to tell.
-    settled: bool | None
-    step_p50: Amount | None = None  # the median time of a step in the window, seconds
-    step_p90: Amount | None = None  # seconds
-    step_p99: Amount | None = None  # seconds
-    # By phase of the step, of the time over all ranks of `phase_steps` steps, which a long trial samples.
-    shares: Mapping[str, float] = field(default_factory=dict)
-    phase_steps: Number = 0
-    # None for one rank, and where communication can't be told apart.
-    slowest: SlowestRank | None = None
-    # By node, the seconds of a step of its slowest rank, those in communication left out. Of many
-    # nodes the slowest; empty where ranks communicate and that can't be told apart.
-    node_seconds: Mapping[str, Amount] = field(default_factory=dict)
-    final_loss: float | None  # mean over ranks, in training, of the last step
-    final_metric: float | None  # the target metric of the parameters at the end, on the test set
-    best_metric: float | None  # and at the best evaluation
-    throughput_unit: ThroughputUnit = "samples/s"  # steps/s where samples are not known
-    # Of all ranks, as a script reports them; None where they are the cell's batch size.
-    samples_per_step: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -359,25 +302,21 @@ class RunSettings:
 
     sweep_file: str  # the path of it, which may have changed since
     base_folder: str  # the folder that file names of user workloads are relative to
-    seeds: Sequence[int]  # of the sweep; workloads may have others
-    repeats: Ordinal  # trials of each cell and seed
     checkpoint: Literal["none", "best"]
-    profiling: Profiling | None  # None: no trace
+    saves_at_intervals: bool  # whether trials save checkpoints to resume from; a script does not
     timeout: Amount  # seconds that the trial could take
     launcher: Literal["torchrun", "slurm"]
     device: Literal["auto", "cpu", "cuda"]
-    # Keys of the cluster profile that differ from their defaults, variables of the ranks included;
-    # secrets are redacted.
-    profile: Mapping[str, Any]
-    checkpoint_every: str | None = None  # None: 10m under Slurm, otherwise never
+    forkserver: bool
+    environment: Mapping[str, str]  # variables of the profile, without secrets
+    slurm: Mapping[str, Any]  # keys of the profile that bear on a result; none for another launcher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What became of a trial: the part of its record that no other trial shares.
 
-    `summary` and `order_digest` are only there for a trial that finished, and `failure` only for one
-    that did not.
+    `order_digest` is only there for a trial that finished, and `failure` only for one that did not.
     """
 
     sweep: str  # the sweep's name
@@ -386,21 +325,28 @@ class Outcome:
     started: Moment  # seconds since the epoch
     ended: Moment  # seconds since the epoch
     failure: Failure | None
-    violations: tuple[str, ...]  # the validity rules that it broke, and by how much
+    violations: tuple[str, ...] = ()  # the validity rules that it broke, and by how much
     previous_failures: tuple[Failure, ...]  # of the attempts before this one
-    summary: Summary | None
     order_digest: str | None  # of the samples that all ranks saw, in their order; None of a script
     rank0: Rank0Report | None
-    phases: Mapping[str, Duration]  # phase of the trial -> seconds, of the rank that took longest
+    # Phase of the trial -> seconds, of the rank that took longest.
+    phases: Mapping[str, float] = field(default_factory=dict)
     # Every number that tables, MLflow and reports show, by the names of `harness.records.numbers`.
     numbers: Mapping[str, float] = field(default_factory=dict)
     device: Literal["cpu", "cuda"] = "cpu"  # that it ran on
-    nodes: Number = 0  # that its ranks ran on
+    hosts: tuple[str, ...] = ()  # the names of the nodes that its ranks ran on, sorted
+    # Whether its steps became steady; None of a trial that failed, or was too short to tell.
+    settled: bool | None = None
     interruptions: tuple[Interruption, ...] = ()  # all ranks stop after the same step
     # Checkpoints that attempts did not go on from, or that could not be written, and why.
     checkpoint_problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what to know of a script
+    notes: tuple[str, ...] = ()  # what to know of a script, and which rank the others waited for
     lane: Lane = field(default_factory=Lane)  # that it ran in
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the trial has got to its end, and so has numbers."""
+        return self.status in ("done", "invalid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,8 +358,6 @@ class Record(Outcome):
     settings: RunSettings | None = None  # that it was run with
     # Returns what grows with ranks and steps: raises BadFile where its file is missing or damaged.
     load_ranks: Callable[[], Sequence[RankResult]] = field(compare=False, repr=False)
-    # Returns the losses of all ranks, shape (ranks, steps): of ten thousand trials sooner than all else.
-    load_losses: Callable[[], Numbers] = field(compare=False, repr=False)
 
     @property
     def ranks(self) -> Sequence[RankResult]:
@@ -423,31 +367,23 @@ class Record(Outcome):
     @property
     def loss(self) -> Numbers | None:
         """The mean loss over ranks at each step, shape (steps,); None unless the trial finished."""
-        if self.summary is None:
+        if not self.is_complete:
             return None
-        return mean_loss(self.load_losses())
+        return mean_loss(self.load_ranks())
 
 
-def losses_of(ranks: Sequence[RankResult]) -> Numbers:
-    """Return the losses of ranks that trained equally long, shape (ranks, steps)."""
-    import numpy as np  # here, because a plan reads no losses and should start at once
-
-    return np.stack([np.asarray(rank.loss) for rank in ranks])
-
-
-def mean_loss(losses: Numbers) -> Numbers:
-    """Return the mean loss over ranks of each step, float64, shape (steps,), of those of all ranks.
+def mean_loss(ranks: Sequence[RankResult]) -> Numbers:
+    """Return the mean loss over ranks that trained equally long, of each step, float64, shape (steps,).
 
     The mean needs no weights because the ranks' parts of a global batch are equally large. NaN stands
     for a step of which a rank, of a script, has reported nothing.
     """
-    import numpy as np
+    import numpy as np  # here, because a plan reads no losses and should start at once
 
-    losses = losses.astype(np.float64)
+    losses = np.array([rank.loss for rank in ranks], dtype=np.float64)
     is_known = ~np.isnan(losses)
-    if is_known.all():
-        means: Numbers = losses.mean(axis=0)
-        return means
-    counts = is_known.sum(axis=0)
     sums = np.where(is_known, losses, 0.0).sum(axis=0)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    counts = is_known.sum(axis=0)
+    means: Numbers = np.full(len(sums), np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means

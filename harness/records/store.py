@@ -17,10 +17,9 @@ from typing import Any
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.files import lock_file, writing
 from harness.core.paths import TRIAL_ID, Results, SweepFolder, write_atomically
-from harness.records.decode import FileFormat, decode_file
 from harness.records.files import read_record
+from harness.records.format import FileFormat, decode_file, sealed_text
 from harness.records.record import Record
-from harness.records.seal import sealed_text
 from harness.sweep.cell import Cell, Trial
 from harness.sweep.selected import select, select_trials
 from harness.sweep.sweep import Sweep
@@ -88,12 +87,12 @@ def read_recorded_specs(results: Results) -> tuple[list[Sweep], list[BadInput]]:
     """
     sweeps: list[Sweep] = []
     errors: list[BadInput] = []
-    for path in sorted(results.runs.glob("*/sweep.json")):
+    for name in recorded_sweep_names(results):
         try:
-            sweeps.append(read_spec(SweepFolder(path.parent)))
+            sweeps.append(read_recorded_spec(results, name))
         except BadInput as error:
             errors.append(error)
-    return sorted(sweeps, key=lambda sweep: sweep.name), errors
+    return sweeps, errors
 
 
 def recorded_folder(results: Results, name: str) -> SweepFolder:

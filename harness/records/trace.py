@@ -20,7 +20,7 @@ import xxhash
 
 from harness.core.errors import BadInput
 from harness.core.paths import write_atomically
-from harness.records.decode import FileFormat, decode_file
+from harness.records.format import FileFormat, decode_file
 
 # What a step does, in its order; from "data" to "backward" it comes once for each micro-batch.
 PHASES = (
@@ -41,16 +41,7 @@ PHASES = (
     "evaluation",
 )
 # Phases whose values are those of the whole trial: the same at all ranks, however many there are.
-GLOBAL_PHASES = (
-    "parameters",
-    "all-reduce",
-    "optimizer settings",
-    "optimizer state",
-    "optimizer",
-    "after_step",
-    "workload state",
-    "evaluation",
-)
+GLOBAL_PHASES = ("parameters", *PHASES[PHASES.index("all-reduce") :])
 RECORDING = "recording.json"
 RECORDING_FORMAT = FileFormat(name="recording of a trial")
 AFTER_MICRO_STEPS = 1 << 30  # the micro-step of what comes once, after all micro-steps

@@ -32,7 +32,6 @@ COMPUTATION_FIELDS = (
 KERNEL_FIELDS = (
     "software.torch",
     "software.torch_build",
-    "software.blas",
     "software.cuda",
     "software.nccl",
     "software.packages.triton",
@@ -71,15 +70,9 @@ KERNEL_FIELDS = (
 
 
 def fields_of_record(record: Record) -> dict[str, Value]:
-    """Return all that a record says of what its trial ran with, as one flat table.
-
-    Settings of the run are left out: a trial that runs again has others.
-    """
-    fields = {}
-    for name, value in record_fields(record).items():
-        if name not in PATHS and not name.startswith("run."):
-            fields[name] = value
-    return fields
+    """Return all that a record says of what its trial ran with, as one flat table."""
+    fields = record_fields(record)
+    return {name: value for name, value in fields.items() if name not in PATHS}
 
 
 def is_same_computation(entries: Sequence[Difference]) -> bool:

@@ -7,7 +7,7 @@ since shows as a difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,12 @@ def rebuild_profile(settings: RunSettings | None, world_size: int) -> Profile:
     return Profile(
         device=settings.device,
         slots=world_size,
-        environment=public_environment(settings.profile),
-        forkserver=bool(settings.profile.get("forkserver", True)),
+        environment=public_environment(settings),
+        forkserver=settings.forkserver,
         validity=ANY_SPEED,
     )
 
 
-def public_environment(profile: Mapping[str, Any]) -> dict[str, str]:
+def public_environment(settings: RunSettings) -> dict[str, str]:
     """Return the variables of a recorded profile whose values were not withheld."""
-    environment: Mapping[str, str] = profile.get("environment", {})
-    return {name: value for name, value in environment.items() if value != WITHHELD}
+    return {name: value for name, value in settings.environment.items() if value != WITHHELD}

@@ -27,8 +27,8 @@ from harness.analysis.rungs import (
 from harness.core.paths import Results, write_atomically
 from harness.launch.attempts import COMPLETE
 from harness.records.differences import Difference, differences
+from harness.records.format import sealed_text
 from harness.records.record import Record
-from harness.records.seal import sealed_text
 from harness.reproduce.conditions import (
     fields_of_record,
     has_other_kernels,

@@ -19,7 +19,7 @@ from harness.core.errors import BadInput, one_line
 from harness.core.paths import SweepFolder
 from harness.core.scratch import ScratchFolder
 from harness.core.worktree import checked_out, find_repository, run_git
-from harness.records.code import Repository
+from harness.records.environment import Repository
 from harness.sweep.cell import WorkloadRef
 from workloads.catalog import BUILT_IN
 

@@ -24,6 +24,7 @@ from harness.launch import sweep as local
 from harness.launch.controller import run_client
 from harness.launch.runner import TrialListener
 from harness.records.files import read_record_if_exists
+from harness.records.numbers import RATE
 from harness.records.record import Record
 from harness.slurm.status import SweepStatus, TrialState, read_statuses, until_over
 from harness.slurm.submit import cancel, submit
@@ -98,13 +99,11 @@ def _run_here(profile: Profile, results: Results) -> Check:
 
 def _check_record(name: str, record: Record) -> Check:
     """Return the check of a trial that has ended."""
-    if record.status != "done" or record.summary is None:
+    if record.status != "done":
         detail = str(record.failure or "; ".join(record.violations) or record.status)
         return Check(name=name, passed=False, detail=detail)
     axes = record.trial.cell.axes
-    detail = (
-        f"{axes.world_size} ranks ({axes.strategy}), {record.summary.throughput:,.0f} samples/s"
-    )
+    detail = f"{axes.world_size} ranks ({axes.strategy}), {record.numbers[RATE]:,.0f} samples/s"
     return Check(name=name, passed=True, detail=detail)
 
 

@@ -21,9 +21,9 @@ from harness.core.files import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch.retries import runs_again
 from harness.launch.watch import STALE_SECONDS
+from harness.records.assignment import read_progress_file
 from harness.records.files import read_record_if_exists
 from harness.records.record import Record
-from harness.records.running import read_progress_file
 from harness.records.store import is_locked, recorded_trials
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions

@@ -26,8 +26,7 @@ from pathlib import Path
 from harness.core.errors import BadInput
 from harness.core.files import FILE_MODE, make_private_folder
 from harness.core.paths import SweepFolder, safe_folder_name, write_atomically
-from harness.records.decode import FileFormat, decode_file
-from harness.records.seal import sealed_text
+from harness.records.format import FileFormat, decode_file, sealed_text
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
 

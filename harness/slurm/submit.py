@@ -29,7 +29,7 @@ from harness.core.text import listed
 from harness.launch import controller
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
-from harness.records.settings import profile_change, run_settings
+from harness.records.differences import profile_change, run_settings
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions

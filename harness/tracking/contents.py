@@ -19,7 +19,7 @@ import numpy as np
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import UNRECORDED, CellResult, trial_row
 from harness.analysis.sweep_result import SweepResult
-from harness.records.numbers import RATES, distinct_names, final_name, metric_name
+from harness.records.numbers import RATES, final_name, metric_name
 from harness.records.record import Record, Status
 from harness.sweep.cell import Cell
 from harness.view.findings import conclusions, remarks
@@ -283,7 +283,7 @@ def curves(record: Record) -> list[Point]:
     """Return the loss at every step and every metric of every evaluation, thinned.
 
     In MLflow, a curve and a single number cannot share a name. So a metric of the test set gets the
-    prefix `test_` if its name is that of a single number or of the training loss.
+    prefix `test_` if its name is that of a single number, of the training loss or of another metric.
 
     A curve has at most CURVE_POINTS points, its first and last step among them. Steps of which a
     script reported no loss have none. Steps count from 1 and are those after which the value was true.
@@ -299,10 +299,14 @@ def curves(record: Record) -> list[Point]:
     evaluations = () if record.rank0 is None else record.rank0.evaluations
     used_names = {"loss", *record.numbers}
     names: dict[str, str] = {}
-    for metric in {metric for evaluation in evaluations for metric in evaluation.all_metrics}:
+    for metric in sorted(
+        {metric for evaluation in evaluations for metric in evaluation.all_metrics}
+    ):
         name = metric_name(metric)
-        names[metric] = metric_name(f"test_{metric}") if name in used_names else name
-    names = distinct_names(names)
+        while name in used_names:
+            name = metric_name(f"test_{name}")
+        used_names.add(name)
+        names[metric] = name
     for position in evenly_spaced(len(evaluations), CURVE_POINTS):
         evaluation = evaluations[position]
         at = _milliseconds(evaluation.started_at + (evaluation.seconds or 0.0))

@@ -16,10 +16,10 @@ from torch.utils.data import Dataset
 
 from harness.core.errors import BadInput, NotApplied, one_line
 from harness.core.paths import TrialFolder
-from harness.measure.clock import step_clock
+from harness.measure.clock import StepClock
 from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
-from harness.measure.telemetry import telemetry_for
+from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.record import LOSS, TargetMetric
 from harness.sweep.axes import setting_that_needs_gpu
@@ -108,7 +108,7 @@ class TrialParts:
             if axes.activation_checkpointing:
                 checkpoint_activations(workload, self.model)
             self.parameter_count = sum(part.numel() for part in self.model.parameters())
-            self.strategy = strategy_class(axes.strategy)(axes, mesh, step_clock(device))
+            self.strategy = strategy_class(axes.strategy)(axes, mesh, StepClock(device))
             step_class = TreeStep if axes.reduction == "tree" else TrainStep
             self.train_step = step_class(
                 workload, self.model, self.strategy, self.compiler,
@@ -122,7 +122,7 @@ class TrialParts:
             # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
             self.loader = make_loader(self.splits.train, self.order, axes, seed=seed, device=device)
             cores = assignment.lane.cores
-            self.telemetry = telemetry_for(device, warmup=cell.warmup, cores=cores)
+            self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
 
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""

@@ -40,9 +40,8 @@ from harness.core.errors import (
 )
 from harness.core.files import writing
 from harness.core.paths import fsync_folder, write_atomically
-from harness.records.decode import FileFormat, decode_file
+from harness.records.format import FileFormat, decode_file, sealed_text
 from harness.records.record import Interruption
-from harness.records.seal import sealed_text
 from harness.sweep.cell import CheckpointRules
 from harness.training.build import TrialParts
 from harness.training.digests import full_tensor, plain_copy

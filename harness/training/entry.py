@@ -130,7 +130,6 @@ def environment_of(assignment: Assignment) -> Environment:
     return replace(
         describe_environment(assignment.packages, axes=cell.environment),
         code=assignment.code,
-        mlflow=assignment.mlflow,
         repository=assignment.repository,
         installed=assignment.installed,
         dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),

@@ -168,8 +168,6 @@ class Compiler:
             graph_breaks=breaks,
             recompiles=self.recompiles,
             seconds=self.seconds,
-            cache_hits=cache_hits,
-            cache_misses=int(inductor["fxgraph_cache_miss"]),
         )
 
 

@@ -33,7 +33,7 @@ import psutil
 from harness.core.errors import StorageError
 from harness.core.paths import TrialFolder, write_atomically
 from harness.core.processes import die_with_parent
-from harness.records.running import Heartbeat, heartbeat_seconds
+from harness.records.assignment import Heartbeat, heartbeat_seconds
 
 if TYPE_CHECKING:
     from harness.training.ranks import Ranks

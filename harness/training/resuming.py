@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.variables import chooses_kernels
-from harness.records.code import training_digest
 from harness.records.environment import (
     describe_hardware,
     describe_settings,
     describe_software,
     relevant_variables,
+    training_digest,
 )
 from harness.training.build import TrialParts
 from workloads.base import Workload

@@ -39,9 +39,9 @@ from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageE
 from harness.core.paths import TrialFolder
 from harness.core.processes import end_process
 from harness.core.progress import listening
-from harness.measure.clock import step_clock
+from harness.measure.clock import StepClock
 from harness.measure.memory import PeakMemory
-from harness.measure.telemetry import telemetry_for
+from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.files import write_rank_result
 from harness.records.record import LOSS, Evaluation, Failure, Rank0Report, RankResult, TargetMetric
@@ -80,9 +80,9 @@ class ScriptObserver:
         cell = assignment.trial.cell
         self.uses, self.length, self.warmup = cell.workload.uses, cell.length.steps, cell.warmup
         device = _visible_device(assignment, ranks)
-        self.memory, self.clock = PeakMemory(device), step_clock(device)
+        self.memory, self.clock = PeakMemory(device), StepClock(device)
         cores = assignment.lane.cores
-        self.telemetry = telemetry_for(device, warmup=cell.warmup, cores=cores)
+        self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
         # Those that step in the present part of the script: of a fold that is over, nothing is kept alive.
         self.optimizers: dict[Optimizer, None] = {}
         self.pauses = Pauses(self.optimizers)
@@ -319,7 +319,6 @@ class ScriptObserver:
             flops_per_sample=None,
             evaluations=tuple(evaluations),
             parameter_digest=self.digest_parameters(),
-            began_at=state.began_at,
             training_began_at=state.training_began_at,
         )
         return replace(result, rank0=report, environment=environment_of(self.assignment))

@@ -54,7 +54,6 @@ class TrainingState(msgspec.Struct):
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = {}
     compiled: Compiled | None = None  # by the last attempt that trained; None for eager
-    began_at: float = field(default_factory=time.time)  # of the process, seconds since the epoch
     training_began_at: float | None = None
     in_step: bool = False  # whether the rank trains at this moment, which other threads read
 

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.measure.clock import Phase
-from harness.measure.communication import all_gather_single
+from harness.measure.clock import Phase, all_gather_single
 from harness.training.digests import local_part
 from harness.training.execution import Compiler, Scaler, under_autocast, uses_cuda_graphs
 from harness.training.optimization import make_optimizer, make_schedule

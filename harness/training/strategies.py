@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
-from harness.measure.clock import StepClock
-from harness.measure.communication import (
+from harness.measure.clock import (
     ShardCollective,
-    all_gather,
+    StepClock,
     all_gather_single,
     mark_gradient_wait,
     reduce_scatter,
@@ -242,7 +241,7 @@ class FSDP2(Strategy):
             self._reduce_scatter = ShardCollective(self.tree.reduce_scatter, timed_by)
         for module in self._sharded.values():
             if timed_by is not None:
-                module.set_custom_all_gather(ShardCollective(all_gather, timed_by))
+                module.set_custom_all_gather(ShardCollective(all_gather_single, timed_by))
             if timed_by is not None or self.tree is not None:
                 module.set_custom_reduce_scatter(self._reduce_scatter)
             if self.tree is not None and self.axes.precision == "fp64":

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write_logs:
         _redirect_output(folder.rank_log(ranks.rank))
     write_stacks_on_signal()
-    entered = RankResult(rank=ranks.rank, host=ranks.host, pid=os.getpid(), entered_at=time.time())
+    entered = RankResult(rank=ranks.rank, host=ranks.host, entered_at=time.time())
     state = TrainingState()
     exit_code = 0
     try:
@@ -173,9 +173,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         parameter_digest=parameter_digest,
         checkpoint=checkpoint_path,
         stop=stop,
-        began_at=state.began_at,
         training_began_at=state.training_began_at,
-        train_samples=len(parts.splits.train),
         test_samples=len(parts.splits.test),
     )
     return replace(result, rank0=report, environment=environment_of(parts.assignment))

@@ -13,7 +13,6 @@ from harness.analysis.compare import NOT_INTERLEAVED, is_throughput
 from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted, listed
-from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.differences import shown
 from harness.records.record import Record, Status
 from harness.statistics.verdict import ALPHA
@@ -150,10 +149,7 @@ def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterat
     names = cell_names(result.all_cells, with_workload=True)
     unsettled = Counter[str]()  # trials by the name of their cell
     for record in records:
-        summary = record.summary
-        if summary is None or summary.window_steps < MIN_STEPS_TO_SETTLE:
-            continue
-        if summary.settled is False:
+        if record.settled is False:
             cell = record.trial.cell
             unsettled[names.get(cell.id, cell.label)] += 1
     if unsettled:

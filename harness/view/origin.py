@@ -12,9 +12,8 @@ from pathlib import Path
 from harness.core.import_path import ROOT
 from harness.core.paths import Results, SweepFolder
 from harness.core.text import listed
-from harness.records.code import Repository
 from harness.records.differences import as_text, environment_fields
-from harness.records.environment import Environment
+from harness.records.environment import Environment, Repository
 from harness.records.record import Record
 from harness.sweep.sweep import Sweep, ready_sweeps
 from harness.view.view import Table

@@ -52,13 +52,14 @@ def losses(record: Record) -> Curve:
     the trial's planned length, so that trials that stopped at different steps have those before in
     common. A script may report no losses, or only those of some steps; the others are NaN.
     """
-    if record.loss is None or record.rank0 is None:
+    losses = record.loss
+    if losses is None or record.rank0 is None:
         return {}
     planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
     every = max(1.0, planned / (MAX_POINTS - 1))  # the first step has a point too
     curve: Curve = {}
     next_step = 1.0
-    for step, loss in enumerate(record.loss, start=1):
+    for step, loss in enumerate(losses, start=1):
         if step >= next_step and not math.isnan(loss):
             curve[step] = float(loss)
             next_step = every * math.floor(step / every) + every

@@ -21,7 +21,8 @@ from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
-from harness.measure.host import load_of_others
+from harness.measure.validity import load_of_others
+from harness.records.numbers import RATES, final_name
 from harness.records.record import Record
 from harness.records.store import RecordedSweep
 from harness.sweep.cell import Trial
@@ -30,8 +31,6 @@ from harness.sweep.sweep import Sweep
 from harness.view.console import TerminalConsole
 from harness.view.plan import QUIET_MACHINE, conflict_lines, describe_duration
 from harness.view.value import Styled, duration, three_digits
-
-STRAGGLER_SKEW = 0.1  # share of their time that the other ranks wait, from which a rank is named
 
 
 class RunView(TrialListener):
@@ -182,31 +181,26 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
         Styled(f" {number}/{count}", "quiet"),
         f" {record.trial.cell.label} seed {record.trial.seed}: ",
     ]
-    summary = record.summary
     failure = record.failure
-    if failure is not None or summary is None:
+    if not record.is_complete:
         log = ""
         if failure is not None:
             log = failure.log or ""
         error = Styled(str(failure), "failed")
         return [Styled("✗", "failed"), *heading, error, f"\n    log: {folder.path / log}"]
     numbers = "speed not measured"
-    if summary.throughput is not None:
-        numbers = f"{three_digits(summary.throughput)} {summary.throughput_unit}"
-    if summary.final_metric is not None and record.rank0 is not None:
-        numbers += f", {record.rank0.target.name} {summary.final_metric:.4f}"
+    for unit, name in RATES.items():
+        if name in record.numbers:
+            numbers = f"{three_digits(record.numbers[name])} {unit}"
+    if record.rank0 is not None and record.rank0.evaluations:
+        target = record.rank0.target.name
+        numbers += f", {target} {record.numbers[final_name(target)]:.4f}"
     notes = [*record.violations]
     stop = stop_note(record)
     if stop is not None:
         notes.append(stop)
     notes += checkpoint_notes(record)
     notes += record.notes
-    slowest = summary.slowest
-    if slowest and slowest.skew > STRAGGLER_SKEW:
-        notes.append(
-            f"straggler: the other ranks wait {slowest.skew:.0%} of their time for"
-            f" rank {slowest.rank} on {slowest.host}"
-        )
     details = Styled(
         "\n    ".join([f" ({duration(record.ended - record.started)})", *notes]), "quiet"
     )

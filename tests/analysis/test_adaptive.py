@@ -49,7 +49,7 @@ class Machine:
         record = make_record(cell, seed=seed, repeat=repeat, status=status)
         begun, self.now = self.now, self.now + BLOCK / 2
         record = replace(record, started=begun, ended=self.now)
-        if record.summary is None:
+        if not record.is_complete:
             return record
         speed = 1000 * math.exp(np.random.default_rng([seed, repeat]).normal(0, self.spread))
         return replace(record, numbers={**record.numbers, RATE: speed})

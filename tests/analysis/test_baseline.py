@@ -12,7 +12,7 @@ from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.records.seal import sealed_text
+from harness.records.format import sealed_text
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 

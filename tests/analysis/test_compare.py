@@ -147,20 +147,11 @@ def test_cells_of_other_sizes_are_pairs_if_one_has_the_nodes_of_the_other() -> N
     assert not compare_cells(elsewhere, larger).verdicts[0].estimate.paired
 
 
-@pytest.mark.parametrize(
-    ("node_seconds", "nodes"),
-    [({"q": 0.1, "p": 0.09}, ("p", "q")), ({"q": 0.1}, ()), ({}, ())],
-    ids=["all", "the slowest", "unknown"],
-)
-def test_nodes_of_a_trial_are_known_if_the_header_has_all(
-    node_seconds: dict[str, float], nodes: tuple[str, ...]
-) -> None:
+def test_the_nodes_of_a_trial_are_in_its_row() -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
-    assert record.summary is not None
-    ranks = [replace(rank, host=host) for rank, host in zip(record.ranks, "pq", strict=True)]
-    summary = replace(record.summary, node_seconds=node_seconds)
-    record = with_ranks(record, ranks, summary=summary)
-    assert trial_row(record).hosts == nodes
+    ranks = [replace(rank, host=host) for rank, host in zip(record.ranks, "qp", strict=True)]
+    row = trial_row(with_ranks(record, ranks))
+    assert (row.hosts, row.nodes) == (("p", "q"), 2)
 
 
 def test_a_gate_notes_an_interval_that_is_certain_for_its_own_cell_only() -> None:

@@ -17,7 +17,7 @@ from harness.analysis.parity import (
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadFile
 from harness.core.paths import SweepFolder
-from harness.records.seal import sealed_text
+from harness.records.format import sealed_text
 from tests.support.parity import OTHER, REFERENCE, make_parity
 from tests.support.results import make_result
 

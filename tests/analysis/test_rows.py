@@ -13,7 +13,7 @@ from harness.api import compare
 from harness.api import load as load_results
 from harness.cli.pytest_cells import extra_info
 from harness.core.paths import Results
-from harness.records.code import Repository
+from harness.records.environment import Repository
 from harness.records.numbers import RATE
 from harness.records.record import TargetMetric
 from harness.records.store import write_spec
@@ -25,24 +25,16 @@ from tests.support.sweeps import load
 
 def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
     record = make_record()
-    assert record.summary is not None
     assert record.rank0 is not None
     target = TargetMetric(name="loss", higher_is_better=False)
-    summary = replace(record.summary, final_loss=0.5, final_metric=0.7, best_metric=0.6)
-    rank0 = replace(record.rank0, target=target)
-    numbers = with_ranks(record, summary=summary, rank0=rank0).numbers
-    assert (numbers["final_loss"], numbers["final_test_loss"]) == (0.5, 0.7)
-    assert numbers["best_test_loss"] == 0.6
+    evaluations = []
+    for evaluation, loss in zip(record.rank0.evaluations, (0.6, 0.7), strict=True):
+        evaluations.append(replace(evaluation, metrics={"loss": loss}))
+    rank0 = replace(record.rank0, target=target, evaluations=tuple(evaluations))
+    numbers = with_ranks(record, rank0=rank0).numbers
+    assert (numbers["final_test_loss"], numbers["best_test_loss"]) == (0.7, 0.6)
+    assert numbers["final_loss"] == record.numbers["final_loss"]
     assert "best_loss" not in numbers
-
-
-def test_a_throughput_in_steps_has_a_name_of_its_own() -> None:
-    record = make_record()
-    assert record.summary is not None
-    in_steps = with_ranks(record, summary=replace(record.summary, throughput_unit="steps/s"))
-    assert "throughput_samples_per_s" not in in_steps.numbers
-    assert in_steps.numbers["throughput_steps_per_s"] == record.summary.throughput
-    assert "throughput_steps_per_s" not in record.numbers
 
 
 def test_the_commit_is_that_of_the_users_repository() -> None:
@@ -75,9 +67,8 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
         row = trial_row(record)
         metrics = trial_contents(record, cell_name="a cell", repeats=1).metrics
         of_mlflow = {metric.key: metric.value for metric in metrics if metric.step == 0}
-        assert record.summary is not None
-        assert row.throughput == record.summary.throughput
-        assert row.metric == record.summary.final_metric
+        assert row.throughput == record.numbers["throughput_samples_per_s"]
+        assert row.metric == record.numbers["final_accuracy"]
         for name, value in row.numbers.items():
             assert (frame.loc[row.trial, name], of_mlflow[name]) == (value, value)
     saved = list(baseline.save(results, data.side.cells))

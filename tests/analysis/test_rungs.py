@@ -159,7 +159,7 @@ RECORD = make_record(make_cell(strategy="ddp", world_size=2))
 def with_losses(record: Record, rank: int, losses: Numbers) -> Record:
     ranks = list(record.ranks)
     ranks[rank] = replace(ranks[rank], loss=losses)
-    return with_ranks(record, ranks)
+    return replace(record, load_ranks=lambda: ranks)
 
 
 def losses_of(rank: int) -> Numbers:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.records.format import sealed_text
 from harness.records.record import SCHEMA
-from harness.records.seal import sealed_text
 from tests.bad_input.refusals import GOOD, check, refused
 from tests.support.commands import harness
 
@@ -40,10 +40,10 @@ def test_sweep_whose_folder_is_damaged(command: str) -> None:
         ),
         (
             '{"schema": 99}',
-            "schema: found 99; allowed: 8; another version of the harness wrote it; ",
+            "schema: found 99; allowed: 9; another version of the harness wrote it; ",
         ),
         ("[]", "can't be read as a record: Expected `object`, got `array`; move it away"),
-        (f'{{"schema": {SCHEMA}}}', "seal: found none at the end; allowed: one, "),
+        (f'{{"schema": {SCHEMA}}}', "seal: found none at the end that is of the text before it: "),
         (
             sealed_text({"schema": SCHEMA}),
             "can't be read as a record: Object missing required field `sweep`; move it away",

@@ -94,7 +94,6 @@ def test_a_cold_cache_compiles_everything_anew_to_the_same_bits(tmp_path: Path) 
     assert cold.rank0.parameter_digest == shared.rank0.parameter_digest
     (rank,) = cold.ranks
     assert rank.compiled is not None
-    assert rank.compiled.cache_misses > 0
-    assert rank.compiled.cache_hits == 0
+    assert rank.compiled.graphs > 0, "it fails where one comes from a cache"
     folder = TrialFolder(tmp_path)
     assert folder.compiler_cache(0) != folder.compiler_cache(1), "ranks compile for themselves"

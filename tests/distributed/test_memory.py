@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.measure.numbers import training_bytes
 from harness.records.record import Record
 from tests.support.running import by_label, line_sweep, run
 
@@ -26,7 +25,7 @@ OPTIONS = {"parameters": PARAMETERS, "activations": ACTIVATIONS, "layers": 2}
 def mebibytes(record: Record) -> list[float]:
     """Return what each rank's training took."""
     assert record.failure is None, record.failure
-    return [(training_bytes(rank.memory) or 0) / 2**20 for rank in record.ranks]
+    return [rank.memory["training"] / 2**20 for rank in record.ranks]
 
 
 def test_a_known_allocation_is_found_within_5_percent(tmp_path: Path) -> None:

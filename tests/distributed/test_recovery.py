@@ -19,8 +19,8 @@ import pytest
 from harness.core.paths import Results, TrialFolder
 from harness.launch import forkserver
 from harness.launch.interrupt import SAME_REQUEST
+from harness.records.assignment import read_progress_file
 from harness.records.files import read_record
-from harness.records.running import read_progress_file
 from harness.sweep import sweep as spec
 from harness.sweep.cell import Trial
 from tests.support.commands import harness

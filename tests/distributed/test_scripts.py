@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.records.numbers import RATES
 from harness.records.record import Record
 from tests.support.commands import harness
 from tests.support.repository import Repository
@@ -59,23 +60,27 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     return by_label(run(path))
 
 
+def samples_per_step(record: Record) -> float:
+    """Return the samples of a step that the ranks of a script counted or reported."""
+    return sum(rank.samples_per_step or 0 for rank in record.ranks)
+
+
 def test_all_of_them_are_measured(records: dict[str, Record]) -> None:
     for label, record in records.items():
         assert record.failure is None, label
         assert record.status == "done", label
-        assert record.summary is not None
-        assert record.summary.throughput, label
-        assert record.summary.shares == {}, "the phases of its steps are not known"
+        shares = {name for name in record.numbers if name.endswith("_share")}
+        assert not shares, "the phases of its steps are not known"
         assert record.order_digest is None, "nor which samples it saw"
 
 
 def test_a_plain_script_counts_steps_and_has_the_trial_s_seed(records: dict[str, Record]) -> None:
     digests = set()
     for record in (records["plain"], records["again"]):
-        assert record.summary is not None
         assert record.loss is not None
-        assert (record.summary.throughput_unit, len(record.loss)) == ("steps/s", 40)
-        assert record.summary.final_loss is None
+        assert len(record.loss) == 40
+        assert RATES["steps/s"] in record.numbers
+        assert "final_loss" not in record.numbers
         assert np.isnan(record.loss).all()
         assert record.rank0 is not None
         assert record.rank0.parameter_count == 8 * 32 + 32 + 32 + 1
@@ -86,21 +91,20 @@ def test_a_plain_script_counts_steps_and_has_the_trial_s_seed(records: dict[str,
 
 def test_ranks_have_torchrun_s_variables(records: dict[str, Record]) -> None:
     record = records["ddp"]
-    assert record.summary is not None
     assert record.rank0 is not None
-    assert (record.summary.throughput_unit, record.summary.samples_per_step) == ("samples/s", 32)
+    assert RATES["samples/s"] in record.numbers
+    assert samples_per_step(record) == 32
     assert [evaluation.step for evaluation in record.rank0.evaluations] == [20, 40]
-    assert record.summary.final_metric == record.rank0.evaluations[-1].metrics["accuracy"] > 0.8
-    assert record.summary.final_loss is not None
-    assert record.summary.final_loss < 0.6
+    accuracy = record.rank0.evaluations[-1].metrics["accuracy"]
+    assert record.numbers["final_accuracy"] == accuracy > 0.8
+    assert record.numbers["final_loss"] < 0.6
 
 
 def test_torchtitan_s_way_of_training(records: dict[str, Record]) -> None:
     record = records["titan"]
-    assert record.summary is not None
     assert record.loss is not None
     assert len(record.loss) == 9, "the harness ended it at its length"
-    assert record.summary.samples_per_step == 16
+    assert samples_per_step(record) == 16
 
 
 def test_commands_that_need_the_harness_s_loop_refuse_a_script(tmp_path: Path) -> None:

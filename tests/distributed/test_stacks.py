@@ -40,7 +40,6 @@ def test_ranks_run_under_each_stack_and_say_what_it_has(tmp_path: Path) -> None:
     for name, version in (("old", "1.0"), ("boxed", "2.0")):
         environment = records[name].environment
         assert environment is not None
-        assert environment.interpreter == str(pythons[name])
         assert environment.variables["SOME_NAME"] == "x"
         pins = folder.packages_path(str(environment.installed)).read_text()
         assert hashlib.sha256(pins.encode()).hexdigest() == environment.installed

@@ -16,9 +16,8 @@ from harness.core.paths import Results
 from harness.gate import against, certify
 from harness.gate.certify import Certificate, CertifySettings, SelfComparison, prepare
 from harness.gate.paired import Budget, PairedResult
-from harness.records.code import Code
-from harness.records.environment import Hardware, Software
-from harness.records.seal import sealed_text
+from harness.records.environment import Code, Hardware, Software
+from harness.records.format import sealed_text
 from harness.sweep.cluster import Profile
 from harness.view.gate import certificate_view
 from tests.support.commands import harness

@@ -13,11 +13,11 @@ import pytest
 from harness.core.errors import BadInput
 from harness.hardware import machine as machines
 from harness.hardware.machine import Timing, machine_key
-from harness.records.environment import Gpu, Hardware
-from harness.records.seal import sealed_text
+from harness.records.environment import Hardware
+from harness.records.format import sealed_text
 from tests.factories import make_machine
 
-CPU = Hardware(cpu="AMD EPYC", cpu_version="25.1.1", cores=4, usable_cores=2)
+CPU = Hardware(cpu="AMD EPYC", cpu_version="25.1.1", usable_cores=2)
 
 
 class TestFigures:
@@ -51,7 +51,7 @@ class TestKey:
         assert machine_key(replace(CPU, cpu_version=None), "cpu") == "AMD-EPYC-2-cores"
 
     def test_of_gpus_counts_them(self) -> None:
-        gpus = [Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=1)] * 8
+        gpus = ["NVIDIA H100 80GB HBM3"] * 8
         assert machine_key(replace(CPU, gpus=gpus), "cuda") == "8x-NVIDIA-H100-80GB-HBM3"
         assert machine_key(replace(CPU, gpus=gpus[:1]), "cuda") == "1x-NVIDIA-H100-80GB-HBM3"
         assert machine_key(replace(CPU, gpus=gpus), "cpu") == machine_key(CPU, "cpu")

@@ -13,7 +13,6 @@ from harness.hardware.machine import Machine
 from harness.hardware.mfu import mfu_numbers
 from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
-from harness.records.environment import Gpu
 from harness.records.record import Record
 from harness.sweep.cluster import ValidityRules
 from harness.view.sweep import cells_table
@@ -39,13 +38,10 @@ def measured(
 ) -> Record:
     """A record with these numbers; `gpu` names the GPUs that it ran on."""
     found = make_record(make_cell(**axes))
-    assert found.summary is not None
-    if throughput is None:
-        found = replace(found, summary=replace(found.summary, throughput=None))
-    else:
+    if throughput is not None:
         found = with_throughput(found, throughput)
     assert found.rank0 is not None
-    gpus = [Gpu(name=gpu, memory_bytes=1)] if gpu else []
+    gpus = [gpu] if gpu else []
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     ranks = []
     for rank in found.ranks:
@@ -82,7 +78,11 @@ class TestMfu:
 
     @pytest.mark.parametrize(
         "record",
-        [measured(precision="fp16"), measured(throughput=None), make_record(status="failed")],
+        [
+            measured(precision="fp16"),
+            measured(throughput=None, steps=3),
+            make_record(status="failed"),
+        ],
         ids=["dtype", "no-throughput", "failed"],
     )
     def test_what_was_not_measured_is_unknown(self, record: Record) -> None:

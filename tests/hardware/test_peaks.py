@@ -11,7 +11,7 @@ from harness.hardware.vendor_peaks import (
     VENDOR_PEAKS,
     vendor_peak,
 )
-from harness.records.environment import Gpu, Hardware
+from harness.records.environment import Hardware
 from harness.sweep.axes import Axes
 
 
@@ -81,4 +81,4 @@ def test_rows_are_dense_and_in_order(name: str) -> None:
 
 
 def hardware(*names: str) -> Hardware:
-    return Hardware(cpu="", usable_cores=1, gpus=[Gpu(name=name) for name in names])
+    return Hardware(cpu="", usable_cores=1, gpus=list(names))

@@ -64,7 +64,7 @@ def test_what_ended_the_other_ranks_is_the_cause(
     folder = TrialFolder(tmp_path)
     for failure in left:
         rank = failure.rank or 0
-        result = RankResult(rank=rank, host="n", pid=1, entered_at=0.0, failure=failure)
+        result = RankResult(rank=rank, host="n", entered_at=0.0, failure=failure)
         write_rank_result(folder.result_path(rank), result)
     listed = {rank: {"exitcode": code, "at": time.time()} for rank, code in exit_codes.items()}
     folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")

@@ -14,13 +14,13 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watch
 from harness.launch.watch import MISSED_BEATS, ObservedRank, Watchdog, name_hang
 from harness.measure.stacks import last_stack
-from harness.records.files import write_rank_result
-from harness.records.record import Failure, RankResult
-from harness.records.running import (
+from harness.records.assignment import (
     Heartbeat,
     heartbeat_seconds,
     read_heartbeats,
 )
+from harness.records.files import write_rank_result
+from harness.records.record import Failure, RankResult
 from harness.training import progress
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -45,7 +45,7 @@ class Watched:
 
     def end_rank(self, rank: int, failure: Failure | None = None) -> None:
         """Leave the result of a rank."""
-        result = RankResult(rank=rank, host="n1", pid=7, entered_at=1.0, failure=failure)
+        result = RankResult(rank=rank, host="n1", entered_at=1.0, failure=failure)
         write_rank_result(self.folder.result_path(rank), result)
 
     def beat(self, rank: int, *, in_step: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from tests.programs.gpu import __main__ as driver
 from tests.programs.gpu.outcome import missed_goals
-from tests.programs.gpu.parts import FIRST, REQUIRED, Part, parts
+from tests.programs.gpu.parts import FIRST, Part, parts
 from tests.programs.gpu.train import figures_of, make_cell, train
 from tests.support.tree import TOP
 
@@ -84,37 +83,6 @@ def test_starting_needs_the_standard_library_alone() -> None:
         [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=True
     )
     assert ended.stdout == "set()\n"
-
-
-def imported_at_once(module: str, seen: set[str]) -> set[str]:
-    """Return the packages of others that a module imports when it is loaded, by way of its own too."""
-    path = TOP.joinpath(*module.split(".")).with_suffix(".py")
-    if module in seen or not path.is_file():
-        return set()
-    seen.add(module)
-    names = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-    packages = set()
-    for name in names:
-        package = name.partition(".")[0]
-        if package in ("harness", "workloads", "tests"):
-            packages |= imported_at_once(name, seen)
-        elif package not in sys.stdlib_module_names:
-            packages.add(package)
-    return packages
-
-
-def test_what_every_part_imports_is_required() -> None:
-    """Without a package that is missing, a machine would say so after a minute, and not at once."""
-    seen: set[str] = set()
-    packages = set()
-    for module in ("train", "race", "peaks"):
-        packages |= imported_at_once(f"tests.programs.gpu.{module}", seen)
-    assert {"torch", "msgspec"} <= packages <= set(REQUIRED)
 
 
 def test_without_a_required_package_nothing_is_tried(

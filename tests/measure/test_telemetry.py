@@ -1,99 +1,209 @@
-"""Telemetry beside training, with scripted GPUs and with this machine's own host."""
+"""Telemetry beside training, on a driver of ours, on this machine's host and, where there is one, on
+a real GPU.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pynvml
 import pytest
 import torch
 
-from harness.measure.gpu import THROTTLING
-from harness.measure.telemetry import TelemetrySampler, telemetry_for
+from harness.measure.telemetry import (
+    THROTTLING,
+    TelemetrySampler,
+    core_seconds,
+    core_shares,
+    foreign_process,
+)
 from harness.records import files
-from harness.records import record as records
-from tests.factories import make_record, with_ranks
-from tests.support.gpu import UUID, FakeGpu
+from harness.records.record import THROTTLED_SHARE, Telemetry
+from harness.sweep.cluster import Profile, count_gpus
+from tests.factories import make_record
+from tests.support.gpu import UUID, Failing, FakeDriver
 from tests.support.running import by_label, line_sweep, run, wait_until
 
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 QUICK = 0.01  # seconds from sample to sample
+LOST = Failing(pynvml.NVML_ERROR_GPU_IS_LOST)
+ANSWERS = {
+    "nvmlDeviceGetUtilizationRates": {"gpu": 87, "memory": 40},
+    "nvmlDeviceGetMemoryInfo": {"total": 80 << 30, "free": 60 << 30, "used": 20 << 30},
+    "nvmlDeviceGetTemperature": 64,
+    "nvmlDeviceGetClockInfo": 1980,
+    "nvmlDeviceGetPowerUsage": 612_500,
+    "nvmlDeviceGetTotalEnergyConsumption": [1_000, 76_000],
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4 | 0x40 | 0x1 | 0x2 | 0x10 | 0x100,
+}
 
 
-def sampler(
-    gpu: FakeGpu | None = None, warmup: int = 0, interval: float = QUICK
-) -> TelemetrySampler:
-    """Return telemetry of this host and a scripted GPU."""
-    telemetry = TelemetrySampler(warmup=warmup, interval=interval)
-    telemetry.gpu = gpu
-    return telemetry
+@pytest.fixture(autouse=True)
+def any_length_is_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", 0.0)
 
 
-def watch(telemetry: TelemetrySampler, *, samples: int = 3) -> records.Telemetry:
+def watch(telemetry: TelemetrySampler, *, samples: int = 3) -> Telemetry:
     """Return the report of one segment of 10 steps that lasts for so many samples."""
     with telemetry:
         telemetry.begin_segment()
-        wait_until(lambda: len(telemetry._readings) >= samples)
+        wait_until(lambda: len(telemetry._samples) >= samples)
         telemetry.end_segment(10)
     return telemetry.report()
 
 
-class TestSamples:
-    def test_hold_what_was_read_and_nan_for_what_was_not(self) -> None:
-        later = {"gpu_power_w": 310.0, "gpu_temperature_c": 60.0}
-        report = watch(sampler(FakeGpu(readings=[{"gpu_power_w": 300.0}, later])))
-        readings = report.readings
-        assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
-        assert np.isnan(readings["gpu_temperature_c"][0])
-        assert readings["gpu_temperature_c"][1] == 60
-        assert min(readings["resident_bytes"]) > 2**20
-        assert len({len(values) for values in readings.values()}) == 1
+def throttled(report: Telemetry) -> dict[str, float]:
+    """Return the share of samples in which the GPU was throttled, by reason."""
+    shares = {}
+    for name, share in report.shares.items():
+        if name.startswith(THROTTLED_SHARE):
+            shares[name.removeprefix(THROTTLED_SHARE)] = share
+    return shares
 
-    def test_say_how_often_the_gpu_was_throttled_and_why(self) -> None:
-        reasons = [{"sw_power_cap"}, {"sw_power_cap", "hw_slowdown"}, set()]
-        report = watch(sampler(FakeGpu(throttled=reasons)))
-        assert report.throttled is not None
-        count = len(report.readings["resident_bytes"])
-        shares = {name: round(share * count) for name, share in report.throttled.items()}
-        assert shares == {**dict.fromkeys(THROTTLING, 0), "sw_power_cap": 2, "hw_slowdown": 1}
 
-    def test_do_not_say_unthrottled_where_that_is_unknown(self) -> None:
-        assert watch(sampler(FakeGpu())).throttled is None
-        assert watch(sampler()).throttled is None
+def watch_gpu(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, *, samples: int = 3
+) -> Telemetry:
+    driver.install(monkeypatch)
+    return watch(TelemetrySampler(GPU, warmup=0, interval=QUICK), samples=samples)
 
-    def test_name_the_foreign_processes_of_all(self) -> None:
-        gpu = FakeGpu(processes=[set(), {"pid 77 miner"}, set()])
-        assert watch(sampler(gpu)).foreign_processes == ["pid 77 miner"]
-        assert watch(sampler(FakeGpu(processes=[None, set()]))).foreign_processes == []
-        assert watch(sampler(FakeGpu())).foreign_processes is None
 
-    def test_outside_segments_and_of_the_warm_up_do_not_count(self) -> None:
-        telemetry = sampler(FakeGpu(), warmup=3)
-        with telemetry:
-            for steps in (1, 2):
-                telemetry.begin_segment()
-                time.sleep(5 * QUICK)
-                telemetry.end_segment(steps)
-                time.sleep(5 * QUICK)
-            report = telemetry.report()
+def test_readings_of_a_gpu_come_in_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(ANSWERS, processes=[os.getpid(), 2**22 + 1])
+    report = watch_gpu(monkeypatch, driver)
+    gpu = {name: values[0] for name, values in report.readings.items() if name.startswith("gpu_")}
+    assert gpu == pytest.approx(
+        {
+            "gpu_utilization": 0.87,
+            "gpu_memory_bytes": 20 * 2**30,
+            "gpu_temperature_c": 64,
+            "gpu_sm_clock_hz": 1.98e9,
+            "gpu_power_w": 612.5,
+        }
+    )
+    assert report.joules == 75.0
+    # Want of power and of cooling; the others are no throttling.
+    applies = {"sw_power_cap": 1.0, "hw_thermal_slowdown": 1.0}
+    assert throttled(report) == {**dict.fromkeys(THROTTLING, 0.0), **applies}
+    assert report.foreign_processes == [f"pid {2**22 + 1}"]
+    assert driver.open == 0, "it lets go of the GPU"
+
+
+def test_samples_hold_nan_for_what_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsupported = Failing(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    answers = {
+        "nvmlDeviceGetPowerUsage": [300_000, 310_000],
+        "nvmlDeviceGetTemperature": [unsupported, 60],
+        "nvmlDeviceGetCurrentClocksThrottleReasons": [0x4, 0],
+    }
+    report = watch_gpu(monkeypatch, FakeDriver(answers))
+    readings = report.readings
+    assert readings["gpu_power_w"][:3].tolist() == [300, 310, 310]
+    assert np.isnan(readings["gpu_temperature_c"][0])
+    assert readings["gpu_temperature_c"][1] == 60
+    (count,) = {len(values) for values in readings.values()}
+    assert throttled(report)["sw_power_cap"] == pytest.approx(1 / count)
+
+
+@pytest.mark.parametrize("status", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", None])
+def test_what_a_gpu_does_not_tell_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str | None
+) -> None:
+    answers = dict.fromkeys(ANSWERS, Failing(getattr(pynvml, status))) if status else {}
+    report = watch_gpu(monkeypatch, FakeDriver(answers))
+    assert {name for name in report.readings if name.startswith("gpu_")} == set()
+    assert (report.joules, throttled(report), report.foreign_processes) == (None, {}, None)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("processes", [[], [77]], ids=["hidden", "of another namespace"])
+def test_others_are_unknown_where_this_process_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch, processes: list[int]
+) -> None:
+    assert watch_gpu(monkeypatch, FakeDriver(processes=processes)).foreign_processes is None
+
+
+@pytest.mark.parametrize(("least", "counter"), [(0.0, [9_000, 3]), (60.0, [1, 2])])
+def test_energy_of_a_counter_that_was_reset_or_too_short_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, least: float, counter: list[int]
+) -> None:
+    monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", least)
+    driver = FakeDriver({"nvmlDeviceGetTotalEnergyConsumption": counter})
+    assert watch_gpu(monkeypatch, driver, samples=1).joules is None
+
+
+def test_trouble_is_named_in_the_log_once_and_takes_nothing_else_along(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {
+        "nvmlDeviceGetPowerUsage": [LOST, 1000],
+        "nvmlDeviceGetTotalEnergyConsumption": LOST,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": LOST,
+    }
+    report = watch_gpu(monkeypatch, FakeDriver(answers))
+    assert capsys.readouterr().out.splitlines() == [
+        f"telemetry: {name}: NVMLError_GpuIsLost: GPU is lost"
+        for name in ("gpu energy", "gpu_power_w", "gpu throttle reasons")
+    ]
+    assert (report.joules, throttled(report), report.steps) == (None, {}, 10)
+    assert report.readings["gpu_power_w"][1] == 1.0
+
+
+def test_part_of_a_gpu_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(ANSWERS, uuid=f"MIG-{UUID}".encode())
+    assert watch_gpu(monkeypatch, driver).joules == 75.0
+
+
+def test_where_there_is_no_such_gpu_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = watch_gpu(monkeypatch, FakeDriver(ANSWERS, uuid=b"GPU-another"))
+    assert capsys.readouterr().out == "telemetry: gpu: NVMLError_NotFound: Not Found\n"
+    assert report.readings["load_per_core"].min() >= 0
+
+
+def test_outside_segments_and_of_the_warm_up_nothing_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = [100_000, 150_000, 900_000, 925_000]
+    FakeDriver({"nvmlDeviceGetTotalEnergyConsumption": counter}).install(monkeypatch)
+    telemetry = TelemetrySampler(GPU, warmup=3, interval=QUICK)
+    with telemetry:
+        for steps in (1, 2):
+            telemetry.begin_segment()
+            time.sleep(5 * QUICK)
+            telemetry.end_segment(steps)
+            time.sleep(5 * QUICK)
+        report = telemetry.report()
+        for _ in range(2):
             telemetry.begin_segment()
             telemetry.end_segment(4)
-        assert (report.readings, report.steps, report.seconds, report.shares) == ({}, 0, 0, {})
-        assert telemetry.report().steps == 4
+    assert (report.readings, report.steps, report.seconds, report.shares) == ({}, 0, 0, {})
+    assert (telemetry.report().steps, telemetry.report().joules) == (8, 75.0)
 
-    def test_that_straddle_the_end_of_a_segment_do_not_count(self) -> None:
+
+class TestThread:
+    def test_drops_a_sample_during_which_the_segment_ends(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         reading, ended = threading.Event(), threading.Event()
 
-        class Slow(FakeGpu):
-            def gauges(self) -> dict[str, float]:
-                reading.set()
-                ended.wait(60)
-                return {"gpu_power_w": 1.0}
+        def slow() -> int:
+            reading.set()
+            ended.wait(60)
+            return 1000
 
-        telemetry = sampler(Slow())
+        FakeDriver({"nvmlDeviceGetPowerUsage": slow}).install(monkeypatch)
+        telemetry = TelemetrySampler(GPU, warmup=0, interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
@@ -101,53 +211,8 @@ class TestSamples:
             ended.set()
         assert telemetry.report().readings == {}
 
-
-class TestEnergy:
-    def test_is_that_of_the_segments(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", 0.0)
-        telemetry = sampler(FakeGpu(joules=[100.0, 150.0, 900.0, 925.0]))
-        for _ in range(2):
-            telemetry.begin_segment()
-            telemetry.end_segment(10)
-        assert telemetry.report().joules == 75.0
-
-    @pytest.mark.parametrize(("least", "counters"), [(0.0, [9e9, 3.0]), (60.0, [1.0, 2.0])])
-    def test_of_a_counter_that_was_reset_or_too_short_is_unknown(
-        self, monkeypatch: pytest.MonkeyPatch, least: float, counters: list[float]
-    ) -> None:
-        monkeypatch.setattr("harness.measure.telemetry.MIN_METERED", least)
-        assert watch(sampler(FakeGpu(joules=counters))).joules is None
-
-    def test_of_a_gpu_without_a_counter_is_unknown(self) -> None:
-        report = watch(sampler(FakeGpu()))
-        assert report.joules is None
-
-
-def test_trouble_is_named_in_the_log_once_and_takes_nothing_else_along(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lost = RuntimeError("GPU is\nlost")
-    gpu = FakeGpu(readings=[lost, {"gpu_power_w": 1.0}], joules=[lost], throttled=[lost])
-    report = watch(sampler(gpu))
-    assert capsys.readouterr().out.splitlines() == [
-        f"telemetry: {name}: RuntimeError: GPU is lost"
-        for name in ("gpu energy", "gpu", "gpu throttle reasons")
-    ]
-    assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
-    assert report.readings["gpu_power_w"][1] == 1.0
-    assert report.steps == 10
-
-
-class TestThread:
-    def test_ends_with_its_block_and_lets_go_of_the_gpu(self) -> None:
-        gpu = FakeGpu()
-        telemetry = sampler(gpu)
-        watch(telemetry)
-        assert not telemetry.thread.is_alive()
-        assert gpu.closed
-
     def test_ends_at_once_when_training_fails_within_a_segment(self) -> None:
-        telemetry = sampler(interval=600)
+        telemetry = TelemetrySampler(CPU, warmup=0, interval=600)
 
         def train() -> None:
             with telemetry:
@@ -162,75 +227,106 @@ class TestThread:
         monkeypatch.setattr("harness.measure.telemetry.JOIN_TIMEOUT", 0.1)
         reading, freed = threading.Event(), threading.Event()
 
-        class Stuck(FakeGpu):
-            def gauges(self) -> dict[str, float]:
-                reading.set()
-                freed.wait(60)
-                return {}
+        def stuck() -> int:
+            reading.set()
+            freed.wait(60)
+            return 0
 
-        gpu = Stuck()
-        telemetry = sampler(gpu)
+        driver = FakeDriver({"nvmlDeviceGetPowerUsage": stuck}).install(monkeypatch)
+        telemetry = TelemetrySampler(GPU, warmup=0, interval=QUICK)
         with telemetry:
             telemetry.begin_segment()
             reading.wait(60)
             telemetry.end_segment(1)
-        assert not gpu.closed  # the thread is in it
+        assert driver.open == 1, "the thread is in it"
         assert telemetry.thread.daemon
         freed.set()
         telemetry.thread.join(60)
 
 
-def test_where_there_is_no_nvml_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_report_comes_back_from_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (rank,) = make_record().ranks
+    report = watch_gpu(monkeypatch, FakeDriver(ANSWERS, processes=[os.getpid(), 2**22 + 1]))
+    files.write_rank_result(tmp_path / "rank0.json", replace(rank, telemetry=report))
+    read = files.read_rank_result(tmp_path / "rank0.json").telemetry
+    assert read == report
+    assert read is not None
+    assert {name: list(values) for name, values in read.readings.items()} == {
+        name: list(values) for name, values in report.readings.items()
+    }
+
+
+def compute(seconds: float) -> None:
+    """Use a core for so many seconds of CPU time."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_cpu_time_is_that_of_this_process_and_of_its_workers() -> None:
+    before = core_seconds()
+    compute(0.3)
+    worker = multiprocessing.get_context("fork").Process(target=compute, args=(0.3,))
+    worker.start()
+    wait_until(lambda: core_seconds()["process"] - before["process"] >= 0.59)
+    worker.join()
+    after = core_seconds()
+    assert after["process"] - before["process"] >= 0.59, "also of one that has ended"
+    assert after["busy"] <= after["total"]
+    assert after["waited"] >= before["waited"] >= 0
+    assert after["host"] == after["busy"]
+    lane = core_seconds([0])
+    assert lane["host"] < lane["busy"] + 1
+
+
+def test_shares() -> None:
+    spent = {"wall": 2.0, "total": 8.0, "busy": 4.0, "stolen": 1.0, "host": 3.0, "process": 1.5}
+    shares = {"cpu_use": 0.5, "cpu_steal": 0.125, "host_cpu": 1.5, "process_cpu": 0.75}
+    assert core_shares(spent) == shares
+    assert core_shares({**spent, "waited": 0.5}) == {**shares, "cpu_wait": 0.25}
+    assert core_shares({}) == {}
+
+
+def test_tells_strangers_from_ranks_and_their_children_by_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert foreign_process(os.getpid()) is None
+        assert foreign_process(child.pid) is None
+        monkeypatch.setattr(psutil.Process, "parents", lambda _: [])
+        name = psutil.Process(child.pid).name()
+        assert foreign_process(child.pid) == f"pid {child.pid} {name}"
+    assert foreign_process(child.pid) == f"pid {child.pid}"  # it has ended
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1,2,3", 2), ("0,-1,1", 1), (f"GPU-{UUID}", 1)],
+)
+def test_gpus_that_a_process_may_use_are_counted_as_cuda_does(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == count
+    if visible in ("", "1"):  # as the profile makes them visible
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        assert Profile(environment={"CUDA_VISIBLE_DEVICES": visible}).gpus == count
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise pynvml.NVMLError_LibraryNotFound
 
-    properties = type("Properties", (), {"uuid": UUID})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    telemetry = telemetry_for(torch.device("cuda", 0), warmup=0)
-    assert telemetry.gpu is None
-    assert capsys.readouterr().out == (
-        "telemetry: gpu: NVMLError_LibraryNotFound: NVML Shared Library Not Found\n"
-    )
-
-
-def test_the_report_comes_back_from_a_record(tmp_path: Path) -> None:
-    gpu = FakeGpu(readings=[{"gpu_power_w": 300.0}], processes=[{"pid 77 miner"}])
-    (rank,) = make_record().ranks
-    rank = replace(rank, telemetry=watch(sampler(gpu)))
-    files.write_rank_result(tmp_path / "rank0.json", rank)
-    assert files.read_rank_result(tmp_path / "rank0.json").telemetry == rank.telemetry
-
-
-def test_metrics_of_all_ranks() -> None:
-    def report(power: float, joules: float, throttled: set[str]) -> records.Telemetry:
-        both = [{"gpu_power_w": power, "gpu_sm_clock_hz": 1.5e9}, {"gpu_power_w": power}]
-        seen = watch(sampler(FakeGpu(readings=both, throttled=[throttled])))
-        return replace(seen, joules=joules)
-
-    record = make_record()
-    first = replace(record.ranks[0], telemetry=report(300, 40.0, {"hw_slowdown"}))
-    two = [first, replace(first, rank=1, telemetry=report(200, 24.0, set()))]
-    metrics = with_ranks(record, two).numbers
-    batch = record.trial.cell.axes.batch_size
-    assert metrics["gpu_power_w"] == 250
-    assert metrics["gpu_sm_clock_mhz"] == 1500
-    assert metrics["gpu_sm_clock_highest_mhz"] == 1500
-    assert metrics["gpu_throttled_share.hw_slowdown"] == 1
-    assert metrics["gpu_throttled_share.sw_power_cap"] == 0
-    assert metrics["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
-    assert "gpu_foreign_processes" not in metrics  # no driver listed any
-    assert "gpu_temperature_c" not in metrics
-    assert record.summary is not None
-    reported = replace(record.summary, samples_per_step=5.0)
-    of_script = with_ranks(record, two, summary=reported)
-    assert of_script.numbers["joules_per_sample"] == pytest.approx((40 + 24) / (10 * 5))
-    assert two[1].telemetry is not None
-    unknown = replace(two[1], telemetry=replace(two[1].telemetry, joules=None))
-    metrics = with_ranks(record, [first, unknown]).numbers
-    assert "joules_per_sample" not in metrics
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert count_gpus() == 0
 
 
 @pytest.mark.distributed
@@ -247,6 +343,26 @@ def test_a_real_trial_leaves_telemetry_of_its_steps_after_the_warm_up(tmp_path: 
     measured = rank.step_seconds[-report.steps :]
     assert 0 < report.steps < 80
     assert measured.sum() <= report.seconds
-    assert report.readings["resident_bytes"].min() > 50 * 2**20
-    assert (report.joules, report.throttled, report.foreign_processes) == (None, None, None)
+    assert (report.joules, throttled(report), report.foreign_processes) == (None, {}, None)
     assert {"cpu_use", "cpu_steal", "process_cpu", "load_per_core"} <= set(record.numbers)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_readings_of_a_real_gpu_are_plausible() -> None:
+    telemetry = TelemetrySampler(GPU, warmup=0)
+    with telemetry:
+        telemetry.begin_segment()
+        end = time.monotonic() + 3.5
+        matrix = torch.randn(4096, 4096, device="cuda")
+        while time.monotonic() < end:
+            (matrix @ matrix).sum().item()
+        telemetry.end_segment(100)
+    report = telemetry.report()
+    means = {name: float(np.nanmean(series)) for name, series in report.readings.items()}
+    assert means["gpu_memory_bytes"] > 2**28
+    assert 0 < means["gpu_utilization"] <= 1
+    assert 10 < means["gpu_temperature_c"] < 110
+    assert 1e8 < means["gpu_sm_clock_hz"] < 5e9
+    assert 10 < means["gpu_power_w"] < 2000
+    assert report.joules
+    assert 0.5 < report.joules / (means["gpu_power_w"] * report.seconds) < 2

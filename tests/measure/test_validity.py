@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.measure.validity import violations
-from harness.records.record import Summary, Telemetry
+from harness.measure.validity import load_of_others, violations
+from harness.records.record import THROTTLED_SHARE, Telemetry
 from harness.sweep.cluster import ValidityRules
 from tests.factories import make_cell, make_record
 
@@ -22,7 +23,6 @@ def telemetry(**changes: Any) -> Telemetry:
         steps=20,
         readings={},
         shares={"cpu_steal": 0.0},
-        throttled={},
         foreign_processes=[],
     )
     return replace(quiet, **changes)
@@ -35,11 +35,9 @@ def violations_of(
     rules: ValidityRules = DEFAULT_RULES, *, data_wait: float = 0.1, **changes: Any
 ) -> list[str]:
     """Return the violations when the telemetry of rank 1 of two has these changes."""
-    assert RECORD.summary is not None
-    summary: Summary = replace(RECORD.summary, shares={"data_wait": data_wait})
     ranks = [replace(result, telemetry=telemetry()) for result in RECORD.ranks]
     ranks[1] = replace(ranks[1], telemetry=telemetry(**changes))
-    return violations(ranks, summary, rules)
+    return violations(ranks, {"data_wait_share": data_wait}, rules)
 
 
 def test_a_quiet_machine_violates_no_rule() -> None:
@@ -50,7 +48,7 @@ def test_a_quiet_machine_violates_no_rule() -> None:
     ("measured", "line"),
     [
         (
-            {"throttled": {"hw_thermal": 0.2}},
+            {"shares": {"gpu_throttled_share.hw_thermal": 0.2}},
             "throttled: rank 1 on node1: hw_thermal: found 20.0%; allowed: at most 5.0%",
         ),
         (
@@ -71,28 +69,38 @@ def test_a_violation_has_its_rank_its_value_and_its_limit(
     assert violations_of(**measured) == [line]
 
 
-def test_limits_come_from_the_profile_and_null_means_no_limit() -> None:
-    assert violations_of(ValidityRules(steal=0.1), shares={"cpu_steal": 0.07}) == []
-    assert violations_of(ValidityRules(steal=None), shares={"cpu_steal": 0.9}) == []
-    assert violations_of(ValidityRules(throttled=None), throttled={"hw_thermal": 1.0}) == []
-    assert (
-        violations_of(ValidityRules(foreign_processes=1), foreign_processes=["pid 7 python"]) == []
-    )
-    assert (
-        violations_of(ValidityRules(foreign_processes=None), foreign_processes=["pid 7 python"])
-        == []
-    )
+@pytest.mark.parametrize(
+    ("rules", "measured"),
+    [
+        (ValidityRules(steal=0.1), {"shares": {"cpu_steal": 0.07}}),
+        (ValidityRules(steal=None), {"shares": {"cpu_steal": 0.9}}),
+        (ValidityRules(throttled=None), {"shares": {"gpu_throttled_share.hw_thermal": 1.0}}),
+        (ValidityRules(foreign_processes=1), {"foreign_processes": ["pid 7 python"]}),
+        (ValidityRules(foreign_processes=None), {"foreign_processes": ["pid 7 python"]}),
+        # A GPU at its power limit runs as it should.
+        (
+            ValidityRules(),
+            {
+                "shares": {
+                    f"{THROTTLED_SHARE}sw_power_cap": 1.0,
+                    f"{THROTTLED_SHARE}hw_slowdown": 0.05,
+                }
+            },
+        ),
+        # What could not be read violates no rule.
+        (ValidityRules(), {"foreign_processes": None, "shares": {}}),
+    ],
+    ids=str,
+)
+def test_limits_come_from_the_profile_and_null_means_no_limit(
+    rules: ValidityRules, measured: dict[str, Any]
+) -> None:
+    assert violations_of(rules, **measured) == []
+
+
+def test_a_rank_without_telemetry_violates_no_rule() -> None:
     assert violations_of(ValidityRules(data_wait=0.2), data_wait=0.21)
-
-
-def test_a_gpu_at_its_power_limit_runs_as_it_should() -> None:
-    assert violations_of(throttled={"sw_power_cap": 1.0, "hw_slowdown": 0.05}) == []
-
-
-def test_what_could_not_be_read_violates_no_rule() -> None:
-    assert violations_of(foreign_processes=None, throttled=None, shares={}) == []
-    assert RECORD.summary is not None
-    assert violations(RECORD.ranks, replace(RECORD.summary, shares={}), ValidityRules()) == []
+    assert violations(RECORD.ranks, {}, ValidityRules()) == []
 
 
 def contended(others: float, *, seconds: float = 10.0, waited: float = 0.3) -> dict[str, Any]:
@@ -106,10 +114,8 @@ def contended(others: float, *, seconds: float = 10.0, waited: float = 0.3) -> d
 
 def violated_contention(rules: ValidityRules = DEFAULT_RULES, **changes: Any) -> list[str]:
     """Return the violations of two ranks with the same telemetry."""
-    assert RECORD.summary is not None
-    summary = replace(RECORD.summary, shares={})
     both = [replace(result, telemetry=telemetry(**changes)) for result in RECORD.ranks]
-    return violations(both, replace(summary), rules)
+    return violations(both, {}, rules)
 
 
 def test_a_rank_that_waited_for_cores_of_others_is_named() -> None:
@@ -124,7 +130,21 @@ def test_a_rank_that_waited_for_cores_of_others_is_named() -> None:
 def test_ranks_may_wait_for_each_other_and_others_may_use_idle_cores() -> None:
     assert violated_contention(**contended(others=0.04)) == []
     assert violated_contention(**contended(others=8.0, waited=0.01)) == []
-
-
-def test_ticks_are_too_coarse_for_a_short_trial_to_be_judged() -> None:
+    # Ticks are too coarse for a short trial to be judged.
     assert violated_contention(**contended(others=0.8, seconds=0.9)) == []
+
+
+@pytest.mark.parametrize(
+    ("loadavg", "load"),
+    [
+        ("12.00 9.00 5.00 14/320 4711\n", 12.0),
+        ("12.00 9.00 5.00 1/320 4711\n", 0.0),  # what caused it has ended
+        ("0.20 0.10 0.05 9/320 4711\n", 0.2),  # a burst
+        ("unreadable", None),
+    ],
+)
+def test_load_of_others_is_that_of_the_last_minute_and_of_now(
+    monkeypatch: pytest.MonkeyPatch, loadavg: str, load: float | None
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: loadavg)
+    assert load_of_others() == load

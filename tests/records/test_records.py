@@ -9,106 +9,27 @@ import string
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from harness.analysis.result import aggregate
-from harness.core.errors import BadInput, FileUnavailable
+from harness.core.errors import BadFile, BadInput, FileUnavailable
 from harness.core.paths import Results, safe_folder_name, write_atomically
 from harness.records import files
-from harness.records.record import (
-    SCHEMA,
-    Evaluation,
-    RankResult,
-    TargetMetric,
-)
-from harness.records.seal import sealed_text
+from harness.records.format import sealed_text
+from harness.records.record import SCHEMA, Evaluation, RankResult, TargetMetric
 from harness.sweep.cell import Length
 from tests.factories import make_cell, make_record, with_ranks
 
-SMALLEST = np.finfo(np.float64).smallest_subnormal
+TWO_RANKS = make_cell(strategy="ddp", world_size=2)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "trial" / "record.json"
-
-
-class TestRecord:
-    @pytest.mark.parametrize("status", ["done", "failed"])
-    def test_comes_back_equal(self, path: Path, status: Literal["done", "failed"]) -> None:
-        written = make_record(make_cell(strategy="ddp", world_size=2), status=status)
-        files.write_record(path, written)
-        read = files.read_record(path)
-        assert normal(read) == normal(written)
-        assert normal(read.ranks) == normal(written.ranks)
-
-    def test_is_plain_json_for_other_readers(self, path: Path) -> None:
-        files.write_record(path, make_record())
-        content = json.loads(path.read_text(encoding="utf-8"))
-        assert (content["schema"], content["status"]) == (SCHEMA, "done")
-
-    def test_that_is_truncated_is_refused_wherever_it_ends(self, path: Path) -> None:
-        files.write_record(path, make_record())
-        whole = path.read_bytes()
-        for length in range(0, len(whole) - 2, 97):
-            path.write_bytes(whole[:length])
-            with pytest.raises(BadInput, match="can't be read as a record"):
-                files.read_record(path)
-
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            lambda content: content.pop("status"),
-            lambda content: content.update(trial=3),
-            lambda content: content["trial"]["cell"].pop("axes"),
-            lambda content: content.pop("arrays"),
-        ],
-        ids=["no-status", "no-trial", "no-axes", "no-arrays"],
-    )
-    def test_that_is_not_whole_is_refused(
-        self, path: Path, damage: Callable[[dict[str, Any]], None]
-    ) -> None:
-        files.write_record(path, make_record())
-        content = json.loads(path.read_text(encoding="utf-8"))
-        damage(content)
-        path.write_text(sealed_text(content), encoding="utf-8")
-        with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: can't be read as a record: "):
-            files.read_record(path)
-
-    def test_that_is_missing_or_no_text_is_refused(self, path: Path) -> None:
-        with pytest.raises(BadInput, match="No such file"):
-            files.read_record(path)
-        path.parent.mkdir()
-        path.write_bytes(b"\xff\xfe")
-        with pytest.raises(BadInput, match="can't be read as a record"):
-            files.read_record(path)
-
-    def test_that_json_cannot_hold_is_never_written(self, path: Path) -> None:
-        with pytest.raises(ValueError, match="JSON compliant"):
-            files.write_record(path, replace(make_record(), ended=float("nan")))
-        assert not path.exists()
-
-    def test_of_a_rank_comes_back_equal(self, path: Path) -> None:
-        (rank,) = make_record().ranks
-        files.write_rank_result(path, rank)
-        assert normal(files.read_rank_result(path)) == normal(rank)
-
-    def test_of_a_rank_that_is_truncated_is_refused(self, path: Path) -> None:
-        write_atomically(path, '{"rank": 0, ')
-        with pytest.raises(BadInput, match="seal: found none at the end"):
-            files.read_rank_result(path)
-        write_atomically(path, sealed_text({"rank": 0}))
-        with pytest.raises(BadInput, match="can't be read as a rank's result"):
-            files.read_rank_result(path)
-
-    def test_of_a_rank_that_failed_at_once_is_small(self, path: Path) -> None:
-        early = RankResult(rank=1, host="node1", pid=7, entered_at=0.5)
-        files.write_rank_result(path, early)
-        assert normal(files.read_rank_result(path)) == normal(early)
 
 
 def normal(value: Any) -> Any:
@@ -123,94 +44,94 @@ def normal(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value, enc_hook=rows))
 
 
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_a_record_comes_back_equal(path: Path, status: Any) -> None:
+    written = make_record(TWO_RANKS, status=status)
+    files.write_record(path, written)
+    read = files.read_record(path)
+    assert normal(read) == normal(written)
+    assert normal(read.ranks) == normal(written.ranks)
+
+
+def test_a_record_that_is_truncated_is_refused_wherever_it_ends(path: Path) -> None:
+    files.write_record(path, make_record())
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadInput, match="can't be read as a record"):
+            files.read_record(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.pop("status"),
+        lambda content: content.update(trial=3),
+        lambda content: content["trial"]["cell"].pop("axes"),
+        lambda content: content.pop("arrays"),
+    ],
+    ids=["no status", "no trial", "no axes", "no arrays"],
+)
+def test_a_record_that_is_not_whole_is_refused(
+    path: Path, damage: Callable[[dict[str, Any]], None]
+) -> None:
+    files.write_record(path, make_record())
+    content = json.loads(path.read_text(encoding="utf-8"))
+    damage(content)
+    path.write_text(sealed_text(content), encoding="utf-8")
+    with pytest.raises(BadInput, match=f"^{re.escape(str(path))}: can't be read as a record: "):
+        files.read_record(path)
+
+
+def test_what_json_cannot_hold_is_never_written(path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_record(path, replace(make_record(), ended=float("nan")))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [make_record().ranks[0], RankResult(rank=1, host="node1", entered_at=0.5)],
+    ids=["done", "failed at once"],
+)
+def test_what_a_rank_leaves_comes_back_equal_or_is_refused(path: Path, rank: RankResult) -> None:
+    files.write_rank_result(path, rank)
+    assert normal(files.read_rank_result(path)) == normal(rank)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadFile, match="it was changed after it was written"):
+        files.read_rank_result(path)
+    write_atomically(path, sealed_text({"rank": 0}))
+    with pytest.raises(BadFile, match="can't be read as a rank's result"):
+        files.read_rank_result(path)
+
+
 @pytest.mark.parametrize(("higher", "step"), [(True, 20), (False, 10)])
 def test_best_evaluation_is_the_earliest_among_equals(higher: bool, step: int) -> None:
-    found = [
-        Evaluation(
-            step=step, epoch=step / 10, metrics={"score": score}, seconds=0.1, started_at=step
+    evaluations = []
+    for at, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1)):
+        metrics = {"score": score}
+        evaluations.append(
+            Evaluation(step=at, epoch=at / 10, metrics=metrics, seconds=0.1, started_at=at)
         )
-        for step, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1))
-    ]
-    best = TargetMetric(name="score", higher_is_better=higher).best(found)
+    metric = TargetMetric(name="score", higher_is_better=higher)
+    best = metric.best(evaluations)
     assert best is not None
     assert best.step == step
-
-
-def test_best_evaluation_of_none() -> None:
-    assert TargetMetric(name="score", higher_is_better=True).best([]) is None
-
-
-class TestWriteWhole:
-    def test_makes_folders_and_replaces(self, path: Path) -> None:
-        write_atomically(path, "old")
-        write_atomically(path, "new")
-        assert path.read_text(encoding="utf-8") == "new"
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-    def test_that_is_interrupted_leaves_the_old_file_and_nothing_else(
-        self, path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupt(handle: int) -> None:
-            raise KeyboardInterrupt
-
-        write_atomically(path, "old")
-        monkeypatch.setattr(os, "fsync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            write_atomically(path, "new")
-        assert path.read_text(encoding="utf-8") == "old"
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-    def test_that_cannot_be_encoded_leaves_the_old_file(self, path: Path) -> None:
-        write_atomically(path, "old")
-        with pytest.raises(UnicodeEncodeError):
-            write_atomically(path, "half \ud800")
-        assert path.read_text(encoding="utf-8") == "old"
-
-    def test_can_be_read_by_others(self, path: Path) -> None:
-        write_atomically(path, "text")
-        assert path.stat().st_mode & 0o777 == 0o644
-
-
-HOSTILE = [
-    "quickstart", "nightly run", "nightly-run", "nightly  run", "it's", 'say "hi"', "a;rm -rf x", "a\nb", "a\tb", "a/b",
-    "../../etc", "..", ".", "...", ".hidden", "-rf", "--help", "naïve", "naive", "数据", "データ", "$(x)", "`x`", "a|b",
-    "a&b", "a*b", "a?b", "~", "con:", "a\\b", "a%b", "x" * 60, "x" * 61, "a" * 300, "a" * 301, "A" * 300, "trailing.",
-    "trailing-", " ", "",
-]  # fmt: skip
-
-
-class TestFolderName:
-    @pytest.mark.parametrize("name", HOSTILE)
-    def test_is_safe_in_any_file_system_and_shell(self, name: str) -> None:
-        folder = safe_folder_name(name)
-        assert set(folder) <= {*string.ascii_letters, *string.digits, *"._-"}
-        assert folder[0] not in ".-"
-        assert 0 < len(folder) <= 100
-
-    def test_is_never_shared(self) -> None:
-        assert len({safe_folder_name(name) for name in HOSTILE}) == len(HOSTILE)
-
-    def test_is_the_name_itself_where_that_is_safe(self) -> None:
-        assert safe_folder_name("mnist-scaling_2.v1") == "mnist-scaling_2.v1"
-
-    def test_cannot_lead_out_of_the_results(self, tmp_path: Path) -> None:
-        results = Results(tmp_path)
-        for name in HOSTILE:
-            assert results.sweep_folder(name).path.resolve().parent == results.runs.resolve()
+    assert metric.best([]) is None
 
 
 def test_numpy_opens_the_columns(path: Path) -> None:
-    """Other tools read records too."""
-    record = make_record(make_cell(strategy="ddp", world_size=2))
-    files.write_record(path, record)
+    """Other tools read records too: a header in JSON, and arrays."""
+    files.write_record(path, make_record(TWO_RANKS))
     header = json.loads(path.read_text(encoding="utf-8"))
+    assert (header["schema"], header["status"]) == (SCHEMA, "done")
     with np.load(path.with_name(header["arrays"]["file"])) as columns:
         assert columns["loss"].shape == columns["step_phases.forward"].shape == (2, 20)
         assert [rank["rank"] for rank in json.loads(columns["ranks"].tobytes())] == [0, 1]
 
 
 def test_ranks_that_stopped_at_different_steps_come_back_equal(path: Path) -> None:
-    record = make_record(make_cell(strategy="ddp", world_size=2), status="failed")
+    record = make_record(TWO_RANKS, status="failed")
     first, second = record.ranks
     early = replace(first, loss=np.arange(3.0))
     late = replace(second, loss=np.arange(5.0), step_seconds=np.zeros(4))
@@ -237,7 +158,7 @@ def test_columns_are_read_when_they_are_needed_and_not_before(path: Path) -> Non
     (columns,) = path.parent.glob("*.npz")
     columns.rename(columns.with_suffix(".away"))
     record = files.read_record(path)
-    assert record.nodes == 1
+    assert record.hosts == ("node1",)
     assert aggregate([record])[0].throughput is not None
     for read in (lambda: record.ranks[0], lambda: record.loss):
         with pytest.raises(FileUnavailable, match=f"^{re.escape(str(columns))}: .*No such file"):
@@ -264,11 +185,39 @@ def test_record_that_is_not_replaced_keeps_its_columns(
     assert len(list(path.parent.glob("*.npz"))) == 2
 
 
-def test_copy_has_the_record_and_its_columns(path: Path, tmp_path: Path) -> None:
-    files.write_record(path, make_record(make_cell(strategy="ddp", world_size=2)))
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    files.copy_record(path, copy)
-    assert sorted(file.read_bytes() for file in copy.iterdir()) == sorted(
-        file.read_bytes() for file in path.parent.iterdir()
-    )
+def test_a_file_is_replaced_whole_or_not_at_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    write_atomically(path, "older")
+    write_atomically(path, "old")
+    assert path.stat().st_mode & 0o777 == 0o644
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "half \ud800")
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+HOSTILE = [
+    "quickstart", "nightly run", "nightly-run", "nightly  run", "it's", 'say "hi"', "a;rm -rf x", "a\nb", "a\tb", "a/b",
+    "../../etc", "..", ".", "...", ".hidden", "-rf", "--help", "naïve", "naive", "数据", "データ", "$(x)", "`x`", "a|b",
+    "a&b", "a*b", "a?b", "~", "con:", "a\\b", "a%b", "x" * 60, "x" * 61, "a" * 300, "a" * 301, "A" * 300, "trailing.",
+    "trailing-", " ", "",
+]  # fmt: skip
+
+
+def test_names_of_folders_are_safe_in_any_file_system_and_shell(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for name in HOSTILE:
+        folder = safe_folder_name(name)
+        assert set(folder) <= {*string.ascii_letters, *string.digits, *"._-"}, name
+        assert folder[0] not in ".-", name
+        assert 0 < len(folder) <= 100, name
+        assert results.sweep_folder(name).path.resolve().parent == results.runs.resolve(), name
+    assert len({safe_folder_name(name) for name in HOSTILE}) == len(HOSTILE)
+    assert safe_folder_name("mnist-scaling_2.v1") == "mnist-scaling_2.v1"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +13,17 @@ import pytest
 from harness.core.errors import StorageError
 from harness.core.paths import Results, SweepFolder
 from harness.launch.sweep import plan
-from harness.records.files import read_record
-from harness.records.seal import sealed_text
-from harness.records.store import lock, read_recorded_sweep, recorded_trials, write_spec
+from harness.records.format import sealed_text
+from harness.records.store import (
+    lock,
+    read_recorded_sweep,
+    recorded_sweep_names,
+    recorded_trials,
+    write_spec,
+)
 from harness.sweep.cell import Trial
 from harness.sweep.sweep import Sweep
-from tests.factories import make_record, write_trial
+from tests.factories import make_record, write_sweep, write_trial
 from tests.support.commands import CommandResult, harness
 from tests.support.sweeps import load
 
@@ -55,6 +58,11 @@ def show(results: Results, *options: str) -> CommandResult:
 def test_trials_of_earlier_commands_are_shown(results: Results, sweep: Sweep) -> None:
     recorded = read_recorded_sweep(results, "demo")
     assert [record.trial.seed for record in recorded.records] == [1, 0, 2]
+    # The tracker's list has them too.
+    content = json.loads(results.sweep_folder("demo").spec_path.read_text(encoding="utf-8"))
+    assert [trial.rpartition("-s")[2] for trial in content["trials"]] == ["1-r0", "0-r0", "2-r0"]
+    ended = harness("status", "demo", "--results", str(results.path))
+    assert "3 trials: 3 done" in ended.out
 
 
 def test_records_share_what_they_have_in_common(results: Results, sweep: Sweep) -> None:
@@ -83,26 +91,6 @@ def test_a_number_beyond_64_bits_stops_no_command(results: Results, sweep: Sweep
     path.write_text(sealed_text(content), encoding="utf-8")
     recorded = read_recorded_sweep(results, sweep.name)
     assert recorded.sweep.cells[0].axes.batch_size == 2**70
-
-
-def test_a_record_that_is_dropped_is_freed_at_once(results: Results, sweep: Sweep) -> None:
-    """Nothing in it refers back to it, so that the collector has no cycles to find."""
-    record = read_record(record_path(results, sweep, 0))
-    assert record.loss is not None
-    trial = weakref.ref(record.trial)
-    gc.disable()
-    try:
-        del record
-        assert trial() is None
-    finally:
-        gc.enable()
-
-
-def test_trials_of_earlier_commands_are_planned_for_the_tracker(
-    results: Results, sweep: Sweep
-) -> None:
-    content = json.loads(results.sweep_folder("demo").spec_path.read_text(encoding="utf-8"))
-    assert [trial.rpartition("-s")[2] for trial in content["trials"]] == ["1-r0", "0-r0", "2-r0"]
 
 
 def test_folders_that_are_no_trials_of_the_cells_are_passed_over(tmp_path: Path) -> None:
@@ -159,11 +147,6 @@ def test_broken_record_holds_up_no_delivery(results: Results, sweep: Sweep) -> N
     assert "1 record left out" in collected.err
 
 
-def test_status_lists_trials_of_earlier_commands(results: Results, sweep: Sweep) -> None:
-    ended = harness("status", "demo", "--results", str(results.path))
-    assert "3 trials: 3 done" in ended.out
-
-
 def test_a_full_disk_is_named_by_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -175,3 +158,40 @@ def test_a_full_disk_is_named_by_the_lock(tmp_path: Path, monkeypatch: pytest.Mo
         lock(folder),
     ):
         pytest.fail("it ran")
+
+
+@pytest.fixture
+def two_sweeps(tmp_path: Path) -> Results:
+    """The results of two sweeps."""
+    results = Results(tmp_path)
+    for name in ("first", "second"):
+        (results.runs / name).mkdir(parents=True)
+        write_sweep(results.sweep_folder(name), [make_record(sweep=name)])
+    return results
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", "[" * 9999, '{"schema": "1.0", "name": 3}', '{"schema": "1.1"}'],
+    ids=["empty", "cut", "list", "no-keys", "deep", "name", "unsealed"],
+)
+def test_status_goes_on_after_a_broken_sweep(two_sweeps: Results, content: str) -> None:
+    path = two_sweeps.sweep_folder("first").spec_path
+    path.write_text(content, encoding="utf-8")
+    assert recorded_sweep_names(two_sweeps) == ["first", "second"]
+    ended = harness("status", "--results", str(two_sweeps.path))
+    assert ended.code == 2
+    assert ended.out.startswith("second: ")
+    assert ended.err.startswith(f"harness: {path}: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_status_goes_on_after_a_sweep_with_a_broken_record(two_sweeps: Results) -> None:
+    (path,) = two_sweeps.sweep_folder("first").record_paths()
+    path.write_text("{}", encoding="utf-8")
+    for arguments in ((), ("--watch",), ("first",), ("first", "--watch")):
+        ended = harness("status", *arguments, "--results", str(two_sweeps.path))
+        assert ended.code == 2
+        assert ended.out.startswith("first: 1 trial: 1 unreadable") or "first" in arguments
+        assert ("second: " in ended.out) == ("first" not in arguments)
+        assert ended.err.startswith(f"harness: {path}: schema: found null")

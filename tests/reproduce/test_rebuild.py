@@ -21,9 +21,9 @@ from harness.sweep.sweep import Sweep
 from tests.support import sweeps
 
 SETTINGS = RunSettings(
-    sweep_file="/gone/sweep.yaml", base_folder="/gone", seeds=[0], repeats=1, checkpoint="none",
-    profiling=None, timeout=60.0, launcher="slurm", device="cpu",
-    profile={"environment": {"MALLOC_CONF": "a", "TOKEN": "[redacted]"}, "slurm": {"nodes": 2}},
+    sweep_file="/gone/sweep.yaml", base_folder="/gone", checkpoint="none", timeout=60.0,
+    launcher="slurm", device="cpu", forkserver=True, saves_at_intervals=True,
+    environment={"MALLOC_CONF": "a", "OWN": "[redacted]"}, slurm={"cpus_per_rank": 2},
 )  # fmt: skip
 CSV = "text,label\n" + "".join(f"word{n % 7} other{n % 3},{n % 2}\n" for n in range(64))
 
@@ -101,7 +101,7 @@ def test_a_trial_of_a_cluster_runs_again_on_this_machine(tmp_path: Path) -> None
     cell = planned(tmp_path).cells[1]
     profile = rebuild_profile(SETTINGS, 4)
     assert (profile.launcher, profile.device, profile.slots) == ("torchrun", "cpu", 4)
-    assert profile.environment == public_environment(SETTINGS.profile) == {"MALLOC_CONF": "a"}
+    assert profile.environment == public_environment(SETTINGS) == {"MALLOC_CONF": "a"}
     trials = [Trial(cell=cell, seed=7, repeat=2), Trial(cell=cell, seed=3)]
     sweep = rebuild_sweep(trials, SETTINGS, "demo", tmp_path)
     assert sweep.base_folder == tmp_path

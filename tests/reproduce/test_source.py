@@ -11,8 +11,8 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder
 from harness.core.worktree import run_git
-from harness.records.code import Repository as RecordedRepository
-from harness.records.code import describe_repository, encode_diff
+from harness.records.environment import Repository as RecordedRepository
+from harness.records.environment import describe_repository, encode_diff
 from harness.reproduce.source import (
     Choice,
     Source,

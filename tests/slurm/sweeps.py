@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from harness.core.paths import Results, TrialFolder
+from harness.records.assignment import read_progress_file
 from harness.records.files import read_record
 from harness.records.record import Record
-from harness.records.running import read_progress_file
 from harness.sweep.cluster import SlurmOptions
 from tests.support.commands import harness
 from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, run, wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.records.running import read_heartbeats
+from harness.records.assignment import read_heartbeats
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
     STEP_SECONDS,

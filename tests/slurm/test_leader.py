@@ -255,7 +255,7 @@ CONNECTION_LOST = Failure(kind="ConnectionLost", message="reset by peer", rank=0
 def plant_step(slurm: FakeSlurm, srun: str) -> None:
     """Let `srun` run steps, next to the result of a rank 0 that has lost its connection."""
     (slurm.folder / "srun").write_text(srun, encoding="utf-8")
-    rank0 = RankResult(rank=0, host="n1", pid=7, entered_at=1.0, failure=CONNECTION_LOST)
+    rank0 = RankResult(rank=0, host="n1", entered_at=1.0, failure=CONNECTION_LOST)
     write_rank_result(slurm.folder / "rank0.json", rank0)
 
 

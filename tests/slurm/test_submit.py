@@ -18,8 +18,8 @@ import yaml
 
 from harness.core.paths import Results
 from harness.launch import controller
+from harness.records.differences import run_settings
 from harness.records.record import Failure
-from harness.records.settings import run_settings
 from harness.records.store import read_spec
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED

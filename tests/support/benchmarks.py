@@ -17,7 +17,6 @@ import harness.cli.pytest_cells  # noqa: F401 - for the same reason
 from harness.analysis import baseline
 from harness.analysis.result import aggregate
 from harness.core.paths import Results, write_atomically
-from harness.measure.summary import summarize
 from harness.records.environment import Environment
 from harness.records.files import write_record
 from harness.records.record import Evaluation, Record
@@ -129,7 +128,5 @@ def records(
         digest = record.rank0.parameter_digest + bits
         rank0 = replace(record.rank0, evaluations=(evaluation,), parameter_digest=digest)
         ranks[0] = replace(ranks[0], rank0=rank0, environment=environment)
-        summary = summarize(ranks, rank0, cell)
-        changed = with_ranks(record, ranks, rank0=rank0, environment=environment, summary=summary)
-        made.append(changed)
+        made.append(with_ranks(record, ranks, rank0=rank0, environment=environment))
     return made

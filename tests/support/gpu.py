@@ -1,72 +1,18 @@
-"""GPUs for machines without one: a scripted device, and a driver below pynvml that speaks NVML's C
-interface.
-"""
+"""A driver below pynvml that speaks NVML's C interface, for machines without a GPU."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
-
-from harness.measure.gpu import THROTTLING, NvmlGpu
+import pytest
+import torch
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
-
-
-def script(values: Iterable[Any]) -> Iterator[Any]:
-    """One after the other, and the last one for ever."""
-    last = None
-    for last in values:
-        yield last
-    yield from itertools.repeat(last)
-
-
-class FakeGpu(NvmlGpu):
-    """Says what it was told to: each call takes the next entry of its script; an exception there is
-    raised.
-    """
-
-    def __init__(
-        self,
-        *,
-        readings: Sequence[Any] = ({},),
-        joules: Sequence[Any] = (None,),
-        throttled: Sequence[Any] = (None,),
-        processes: Sequence[Any] = (None,),
-    ) -> None:
-        self._readings, self._joules = script(readings), script(joules)
-        self._throttled, self._processes = script(throttled), script(processes)
-        self.closed = False
-
-    def gauges(self) -> dict[str, float]:
-        answer: dict[str, float] = _said(self._readings)
-        return answer
-
-    def joules(self) -> float | None:
-        counter: float | None = _said(self._joules)
-        return counter
-
-    def throttle_reasons(self) -> dict[str, bool] | None:
-        reasons: set[str] | None = _said(self._throttled)
-        return None if reasons is None else {name: name in reasons for name in THROTTLING}
-
-    def foreign_processes(self) -> set[str] | None:
-        processes: set[str] | None = _said(self._processes)
-        return processes
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _said(values: Iterator[Any]) -> Any:
-    value = next(values)
-    if isinstance(value, Exception):
-        raise value
-    return value
 
 
 @dataclass
@@ -75,13 +21,26 @@ class FakeDriver:
     return a status.
 
     `values` holds the answers by the names of functions; an NVML error's number in their place is
-    what they return. A function that is not there is one that this driver does not have.
+    what they return, and of a list each call takes the next entry, the last one for ever. A function that
+    is not there is one that this driver does not have.
     """
 
-    values: dict[str, Any]
+    values: dict[str, Any] = field(default_factory=dict)
     uuid: bytes = f"GPU-{UUID}".encode()
     open: int = 0  # how often it was initialized and not shut down
     processes: Sequence[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Keep lists of its own, of which entries are taken."""
+        self.values = copy.deepcopy(self.values)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+        """Put it below pynvml, and have torch know its GPU."""
+        monkeypatch.setattr(pynvml, "nvmlLib", self)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        properties = type("Properties", (), {"uuid": UUID})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        return self
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if name not in self.values:
@@ -89,6 +48,10 @@ class FakeDriver:
 
         def answer(_handle: Any, *arguments: Any) -> int:
             value, out = self.values[name], arguments[-1]._obj
+            if isinstance(value, list):
+                value = value.pop(0) if len(value) > 1 else value[0]
+            if callable(value):
+                value = value()
             if isinstance(value, Failing):
                 return value.status
             for part, content in value.items() if isinstance(value, dict) else [("value", value)]:

@@ -11,7 +11,7 @@ import pytest
 from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.launch.sweep import plan, refuse_changed_profile
-from harness.records.settings import run_settings
+from harness.records.differences import run_settings
 from harness.records.store import read_recorded_sweep, select_recorded, write_spec
 from harness.slurm.submit import prepare
 from harness.sweep.cluster import load_profile

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 
 from harness.core.files import lock_file
 from harness.core.paths import Results, SweepFolder
+from harness.records.numbers import RATE
 from harness.records.record import Record
 from harness.tracking import Delivery, Tracker
 from harness.tracking import tracker as tracker_module
@@ -88,7 +89,6 @@ def test_a_sweep_its_cells_and_its_trials_are_nested(delivered: DeliveredSweep) 
 def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
     record = delivered.records[2]
     shown = delivered.shown["mlp eager bf16 ddp×2 w0 b64 t1 seed 0"]
-    assert record.summary
     assert record.loss is not None
     assert (
         shown["params"].items()
@@ -107,7 +107,7 @@ def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
         (20, 0.9),
     ]
     assert [value for _, value, _ in shown["metrics"]["throughput_samples_per_s"]] == [
-        record.summary.throughput
+        record.numbers[RATE]
     ]
     assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
     assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]

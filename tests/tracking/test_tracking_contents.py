@@ -115,7 +115,6 @@ def test_metrics_of_any_name_have_names_that_mlflow_takes_and_that_differ() -> N
     points = {point.key: point.value for point in curves(record)}
     assert set(metrics.values()) <= set(points.values())
     assert points["top_5"] == 2.0
-    assert "acc_5" not in points  # which of the two would it be?
     for name in points:
         assert re.fullmatch(r"[\w./ -]{1,250}", name), name
         assert posixpath.normpath(name) == name.removeprefix("/") != "..", name
@@ -123,9 +122,7 @@ def test_metrics_of_any_name_have_names_that_mlflow_takes_and_that_differ() -> N
 
 def test_compilation_and_loss_scaling_have_numbers() -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
-    quiet = Compiled(
-        graphs=1, graph_breaks={}, recompiles=0, seconds=2.0, cache_hits=1, cache_misses=0
-    )
+    quiet = Compiled(graphs=1, graph_breaks={}, recompiles=0, seconds=2.0)
     broken = replace(quiet, graphs=3, graph_breaks={"a call": 1, "a print": 2}, recompiles=1)
     ranks = [
         replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped_steps=2))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results, SweepFolder
-from harness.records.seal import sealed_text
+from harness.records.format import sealed_text
 from harness.tracking import Tracker, runs
 from tests.factories import make_record, write_sweep
 from tests.support.mlflow import artifact_text, by_label
@@ -42,7 +42,7 @@ def test_logs_are_cut_and_the_record_is_exact(
     ) == trial_folder.record_path.read_text(encoding="utf-8")
     assert (
         json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"][
-            "cores"
+            "usable_cores"
         ]
         == 2
     )

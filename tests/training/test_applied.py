@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.core.errors import BadInput, NotApplied
-from harness.measure.clock import HostClock
+from harness.measure.clock import StepClock
 from harness.sweep.axes import Axes
 from harness.training import step
 from harness.training.execution import (
@@ -41,7 +41,7 @@ from workloads.settings import Settings
 def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     """Return the module that training steps would call."""
     axes = Axes(**{"batch_size": 32, **settings})
-    strategy = strategy_class(axes.strategy)(axes, SINGLE_RANK, HostClock())
+    strategy = strategy_class(axes.strategy)(axes, SINGLE_RANK, StepClock(CPU))
     model = build_model(workload, axes, CPU)
     if axes.activation_checkpointing:
         checkpoint_activations(workload, model)

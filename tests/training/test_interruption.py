@@ -18,9 +18,8 @@ import torch
 from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
-from harness.records.decode import decode_file
+from harness.records.format import decode_file, sealed_text
 from harness.records.record import LossScale, RankResult, StopOutcome, TargetMetric
-from harness.records.seal import sealed_text
 from harness.sweep import sweep as spec
 from harness.training import checkpoint, train, worker
 from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, Seal, read_seal
@@ -130,7 +129,7 @@ def attempt(
     checks = itertools.count(steps_done)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_assignment(folder.assignment_path, assignment)
-    entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
+    entered = RankResult(rank=0, host="node1", entered_at=0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "SEGMENT_SECONDS", 1e-9)
         patch.setattr(train, "PASSES_BETWEEN_CHECKS", passes_between_checks)

@@ -121,7 +121,7 @@ def test_a_finished_training_is_not_lost_for_want_of_a_further_pass(tmp_path: Pa
     """The operations are counted before, in a pass of a copy."""
     workload = Curriculum(Settings(), Settings())
     trainer = trained(tmp_path, workload, make_assignment(steps=4))
-    entered = RankResult(rank=0, host="", pid=1, entered_at=0.0)
+    entered = RankResult(rank=0, host="", entered_at=0.0)
     result = worker._result(trainer, entered)
     assert result.rank0 is not None
     assert result.rank0.flops_per_sample == 3 * 2 * (8 * 16 + 16) - 2 * 8 * 16

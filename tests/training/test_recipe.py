@@ -50,7 +50,7 @@ def test_the_recipe_fine_tunes_a_local_folder(pretrained: Path, tmp_path: Path) 
     assignment = Assignment(trial=trial, base_folder="", checkpoint="best", device="cpu")
     folder = TrialFolder(tmp_path / "trial")
     write_assignment(folder.assignment_path, assignment)
-    entered = RankResult(rank=0, host="node1", pid=1, entered_at=0.0)
+    entered = RankResult(rank=0, host="node1", entered_at=0.0)
     result = worker.train(folder, SINGLE_RANK, entered, TrainingState())
     report = result.rank0
     assert report is not None

@@ -14,7 +14,7 @@ import pytest
 
 from harness.analysis.parity import write_parity
 from harness.core.paths import Results
-from harness.records.code import Repository
+from harness.records.environment import Repository
 from harness.sweep.sweep import Sweep, ready_sweeps
 from harness.view import report as page
 from harness.view.report import drawing_of

@@ -12,7 +12,6 @@ import pytest
 
 from harness.analysis.sweep_result import SweepResult
 from harness.core.paths import Results
-from harness.measure.steady import MIN_STEPS_TO_SETTLE
 from harness.records.record import Failure, Record
 from harness.records.store import RecordedSweep, write_spec
 from harness.sweep.sweep import Sweep
@@ -25,12 +24,6 @@ from tests.factories import make_record, write_trial
 from tests.support.benchmarks import SEEDS, records
 from tests.support.commands import harness
 from tests.support.sweeps import load
-
-
-def unsettled(record: Record, *, steps: int) -> Record:
-    """Return the record with a window of that many steps, whose times never settled."""
-    assert record.summary is not None
-    return replace(record, summary=replace(record.summary, settled=False, window_steps=steps))
 
 
 def results_view(sweep: Sweep, records: list[Record], results: Results, **options: Any) -> View:
@@ -60,7 +53,7 @@ def test_unsettled_trials_are_counted_once_at_the_end(
     sweep: Sweep, results: Results, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steady = records(sweep.cells[0])
-    drifting = [unsettled(record, steps=MIN_STEPS_TO_SETTLE) for record in records(sweep.cells[1])]
+    drifting = [replace(record, settled=False) for record in records(sweep.cells[1])]
     show(results_view(sweep, [*steady, *drifting], results))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "never settled" in line]
     assert line == "5 trials never settled (bf16); raise length or warmup"
@@ -209,11 +202,8 @@ def test_at_most_ten_lines_are_beside_the_table(
     """However much there is to say; `wide` says all of it."""
     trials = [*records(sweep.cells[0])[:2], make_record(sweep.cells[0], seed=3, status="failed")]
     for record in records(sweep.cells[1])[:2]:
-        summary = record.summary
-        assert summary is not None
         later = replace(record, started=record.started + 1e6, ended=record.ended + 1e6)
-        drifting = replace(summary, settled=False, window_steps=MIN_STEPS_TO_SETTLE)
-        trials.append(replace(later, summary=drifting))
+        trials.append(replace(later, settled=False))
     show(results_view(sweep, trials, results, trouble="down"))
     lines = capsys.readouterr().out.splitlines()
     (heading,) = [number for number, line in enumerate(lines) if line.startswith("cell ")]

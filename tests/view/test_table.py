@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from harness.analysis.sweep_result import SweepResult, scaling_shares
+from harness.records.numbers import RATE
 from harness.records.record import Record
 from harness.sweep.sweep import Sweep
 from harness.view.sweep import cells_table
@@ -27,7 +28,7 @@ def test_three_trials_have_students_interval_and_fewer_have_none(tmp_path: Path)
     records = []
     for seed in (0, 1, 2):
         records.append(make_record(sweep.cells[0], seed=seed, step_seconds=0.01 * 2**seed))
-    logs = [math.log(record.summary.throughput or 0.0) for record in records if record.summary]
+    logs = [math.log(record.numbers[RATE]) for record in records]
     label = len(sweep.cells[0].label.split())
     for count in (1, 2):
         (row,) = rows(sweep, records[:count])

@@ -16,6 +16,7 @@ from harness.launch.assemble import assemble
 from harness.launch.ranks import how_ended
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
+from harness.records.numbers import RATE, final_name
 from harness.records.record import Record
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Cell, Length, Trial, WorkloadRef
@@ -76,18 +77,17 @@ def train(cell: Cell, folder: Path, device: Any) -> Record:
 
 def figures_of(record: Record) -> dict[str, Any]:
     """Return what a record measured, by name and unit; what it did not measure is left out."""
-    summary, rank0 = record.summary, record.rank0
-    assert summary is not None
+    rank0, numbers = record.rank0, record.numbers
     assert rank0 is not None
     figures: dict[str, Any] = {
-        "samples/s": summary.throughput,
-        "step ms": None if summary.step_p50 is None else 1e3 * summary.step_p50,
-        rank0.target.name: summary.final_metric,
-        "MFU": record.numbers.get("mfu"),
-        "MFU of the measured peak": record.numbers.get("mfu_measured"),
+        "samples/s": numbers.get(RATE),
+        "step ms": numbers.get("step_time_p50_ms"),
+        rank0.target.name: numbers.get(final_name(rank0.target.name)),
+        "MFU": numbers.get("mfu"),
+        "MFU of the measured peak": numbers.get("mfu_measured"),
         "compile s": record.phases.get("compile"),
-        "lowest clock MHz": record.numbers.get("gpu_sm_clock_lowest_mhz"),
-        "highest clock MHz": record.numbers.get("gpu_sm_clock_highest_mhz"),
+        "lowest clock MHz": numbers.get("gpu_sm_clock_lowest_mhz"),
+        "highest clock MHz": numbers.get("gpu_sm_clock_highest_mhz"),
     }
     for name, amount in record.numbers.items():
         if name.startswith("memory_"):

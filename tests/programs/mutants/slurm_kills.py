@@ -26,8 +26,8 @@ import psutil
 import yaml
 
 from harness.core.paths import Results, TrialFolder
+from harness.records.assignment import Heartbeat, read_heartbeats
 from harness.records.files import read_record
-from harness.records.running import Heartbeat, read_heartbeats
 from harness.sweep.cell import Trial
 from harness.sweep.sweep import load_sweep
 from tests.programs.mutants.interruptions import (

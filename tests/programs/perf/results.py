@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.worktree import run_git
-from harness.measure.host import core_seconds
+from harness.measure.telemetry import core_seconds
 from harness.records.environment import describe_hardware, describe_packages
 from tests.support.tree import TOP
 

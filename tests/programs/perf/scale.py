@@ -233,7 +233,7 @@ def measure_assembly(unit: str, ranks: int, steps: int) -> Point:
         began = time.perf_counter()
         ended = how_ended(folder, ranks, 1.7e9)
         record = assemble("scale", assignment, ended, ValidityRules())
-        assert record.summary is not None, record.failure
+        assert record.is_complete, record.failure
         write_record(folder.record_path, record)
         seconds = time.perf_counter() - began
     what = f"{steps:,} steps" if unit == "ranks" else f"{ranks} ranks"

@@ -1,31 +1,45 @@
-"""Reads JSON files that the harness has written back into its dataclasses.
-
-Errors are one line, as `harness.core.errors` has them. Everything that is read from disk or from
-another process goes through here; `harness.core.validation` decodes it.
+"""The JSON files that the harness writes and reads back: their schema, their seal, their types.
 
 A file format has a schema, a number that every change of its meaning raises: files of another number
 are refused. It is checked first, as of a file of another schema the first field that differs would be
-a misleading error. Then the seal (`harness.records.seal`): any other problem of a file that was
-changed follows from the change.
+a misleading error. Then the seal: any other problem of a file that was changed follows from the change.
+
+A sealed file is the text of a JSON object whose last key is `seal`. Its value is the SHA-256 of all
+bytes before it. So a file is checked without decoding it, and spaces and the order of keys count. A
+seal protects from damage and from changes by hand. It is no signature: whoever can run this module can
+seal anything.
 
 Files that users write are read by `harness.sweep.document`, which also knows lines.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePath
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from harness.core.errors import BadFile, FileUnavailable, one_line
 from harness.core.validation import decode_json, shown
-from harness.records import seal
 
 T = TypeVar("T")
 
+# The numbers that the harness measures and counts, with their bounds.
+Number = Annotated[int, Meta(ge=0)]  # of anything that is counted, or counted from 0
+Ordinal = Annotated[int, Meta(ge=1)]  # of anything that there is at least one of, or counted from 1
+Amount = Annotated[float, Meta(ge=0)]  # seconds, samples/s and the like
+Share = Annotated[float, Meta(ge=0, le=1)]
+Moment = Amount  # seconds since the epoch
+
+SEAL = re.compile(rb',\n "seal": "(?P<digest>[0-9a-f]{64})"\n}\n\Z')
+LONGEST_SEAL = 100  # bytes; the seal is looked for in so many
 LONGEST_PROBLEM = 500  # characters of an error without its file and its remedy
 MAX_BYTES = 2**30  # of a file that is read
 
@@ -55,6 +69,34 @@ class _Head(msgspec.Struct):
     schema: Any = None
 
 
+def sealed_text(content: Mapping[str, Any]) -> str:
+    """Return the text of a sealed JSON file; raises ValueError for numbers that JSON can't hold.
+
+    Raises TypeError for values that JSON does not know: as text, no reader would accept them.
+    """
+    body = json_text(content, indent=1).decode().removesuffix("\n}")
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    return f'{body},\n "seal": "{digest}"\n}}\n'
+
+
+def json_text(content: Any, indent: int | None = None) -> bytes:
+    """Return JSON in UTF-8, with paths as text.
+
+    Half a surrogate pair, as in the names of files that are no UTF-8, becomes a question mark.
+    """
+    text = json.dumps(
+        content, indent=indent, allow_nan=False, default=_path_text, ensure_ascii=False
+    )
+    return text.encode("utf-8", errors="replace")
+
+
+def _path_text(value: object) -> str:
+    """Return a path as text; raises TypeError for anything else."""
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
 def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
     """Read the file at `path` as a `kind`, such as Preflight.
 
@@ -63,12 +105,11 @@ def decode_file(kind: type[T], path: Path, file_format: FileFormat) -> T:
     return decode_text(kind, read_bytes(path, file_format), path, file_format)
 
 
-def decode_text(kind: type[T], text: str | bytes, source: object, file_format: FileFormat) -> T:
-    """Decode `text` as a `kind`; raises BadFile as `decode_file` does.
+def decode_text(kind: type[T], content: bytes, source: object, file_format: FileFormat) -> T:
+    """Decode the content of a file as a `kind`; raises BadFile as `decode_file` does.
 
-    `source` is the name of the text in errors, such as a path.
+    `source` is its name in errors, such as a path.
     """
-    content = text.encode() if isinstance(text, str) else text
     try:
         if file_format.schema is not None:
             schema = msgspec.json.decode(content, type=_Head).schema
@@ -77,14 +118,21 @@ def decode_text(kind: type[T], text: str | bytes, source: object, file_format: F
                 raise file_format.error(
                     source, f"{problem}; another version of the harness wrote it"
                 )
-        problem_of_seal = seal.problem_of(content) if file_format.is_sealed else None
-        if problem_of_seal is not None:
-            raise file_format.error(
-                source, f"{problem_of_seal}: it was changed after it was written"
-            )
+        if file_format.is_sealed and not _has_seal(content):
+            problem = "seal: found none at the end that is of the text before it"
+            raise file_format.error(source, f"{problem}: it was changed after it was written")
         return decode_json(kind, content)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise file_format.unreadable(source, error) from None
+
+
+def _has_seal(content: bytes) -> bool:
+    """Return whether a file ends with the seal of the text before it."""
+    seal = SEAL.search(content, max(0, len(content) - LONGEST_SEAL))
+    if seal is None:
+        return False
+    digest = hashlib.sha256(memoryview(content)[: seal.start()]).hexdigest()
+    return digest == seal["digest"].decode()
 
 
 def read_bytes(path: Path, file_format: FileFormat, limit: int = MAX_BYTES) -> bytes:
