@@ -54,7 +54,7 @@ def test_a_run_is_reproduced_from_a_clone_and_its_changes_are_named(
     source.write_text(edited, encoding="utf-8")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     recorded, verdict = reproduce(run, tmp_path / "recorded", "--code", "recorded")
-    assert verdict["trials"][0]["code"]["workload"].startswith("recorded: commit ")
+    assert verdict["trials"][0]["code"].startswith("recorded: ")
     fields = [entry["field"] for entry in verdict["trials"][0]["differences"]]
     assert fields == ["settings.cpu_capability", "variables.ATEN_CPU_CAPABILITY"]
     assert recorded.code == 0, recorded.err  # rounding errors: within rounding errors
