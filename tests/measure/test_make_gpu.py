@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -100,6 +101,12 @@ def test_parts_have_names_of_their_own_and_goals_that_are_measured() -> None:
         assert len(set(names)) == len(names)
     (part,) = [part for part in parts("cuda", small=False) if part.name == "distilbert-compile"]
     assert missed_goals(part, {}) == ["MFU of the measured peak: not measured; wanted: 0.5"]
+
+
+def test_every_trial_has_a_cell() -> None:
+    for part in parts("cuda", small=False):
+        if part.arguments[:1] == ["--cell"]:
+            make_cell(**json.loads(part.arguments[1]))
 
 
 def test_a_trial_without_the_command_line_leaves_a_record_and_figures(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Without these no part can train: what a rank imports, and SciPy for a record's summary.
-REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil")
+# Without these no part can train: what a rank and the assembly of its record import.
+REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psutil", "ruamel")
 # What some parts need besides, and what makes a part show more.
 OPTIONAL = ("transformers", "tokenizers", "pytest", "yaml", "pynvml")
 TEXT = ("transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML

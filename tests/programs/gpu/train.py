@@ -44,7 +44,7 @@ def make_cell(
     identity = {"uses": workload, "settings": settings, "files": None}
     return Cell(
         workload=WorkloadRef(label=workload, uses=workload, identity=identity, settings=settings),
-        axes=Axes(**axes),
+        axes=Axes.of(axes),
         length=Length(steps=steps),
         evaluate=Length(steps=steps),
         warmup=min(10, steps // 2),
