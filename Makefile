@@ -122,7 +122,7 @@ $(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
 # themselves. What can't be collected is reported by the tests' own run.
 $(VENV)/.compiled: $(VENV)/.installed-test
 	@echo "==> Compiling what the tests import"
-	@$(BIN)/python -W ignore -c 'import harness.launch.preload, mlflow.store.tracking.sqlalchemy_store, sklearn, \
+	@$(BIN)/python -W ignore -c 'import torch._dynamo, torch.distributed.fsdp, harness.training.worker, mlflow.store.tracking.sqlalchemy_store, sklearn, \
 		torch._inductor.compile_fx'
 	@$(BIN)/pytest --collect-only -qq >/dev/null || true
 	@touch $@

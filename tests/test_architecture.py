@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import TrialFolder
+from harness.launch.launcher import RankProgram
 from harness.launch.torchrun import Torchrun
 from tests.support.tree import TOP
 
@@ -206,8 +207,8 @@ def test_ranks_find_what_they_look_up_and_load_no_tracker_and_no_command_line(
     (tmp_path / "looks_up.py").write_text(program + TELL_MODULES, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = TrialFolder(tmp_path)
-    launcher = Torchrun(environment={}, fork=True)
-    ranks = launcher.start("looks_up", folder, 1, launcher.variables(1, {}))
+    started = RankProgram(module="looks_up", folder=folder, world_size=1, num_threads=1)
+    ranks = Torchrun(environment={}, fork=True).start(started)
     log = folder.launch_log
     assert ranks.wait(300) == 0, log.read_text(encoding="utf-8")
     (packages,) = told(log.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from harness.cli.arguments import ClusterOption, JsonOption, OnlyOption
 from harness.cli.main import RESULTS
 from harness.core.paths import TrialFolder
 from harness.export.exporting import check_formats, export_trial
-from harness.launch.probe import measure_peaks
+from harness.launch.tasks import measure_peaks
 from harness.slurm.doctor import examine
 from harness.view.console import show, spinner
 from harness.view.machine import doctor_view, export_view, peaks_view

@@ -7,6 +7,7 @@ of the command that runs is imported.
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -22,7 +23,7 @@ import harness
 from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, did_you_mean, one_line
 from harness.core.files import storage_error
 from harness.core.paths import Results
-from harness.launch.interrupt import handle_signals, interrupt
+from harness.launch.interrupt import handle_signals
 
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 # Of processes, memory and open files.
@@ -159,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 success, 1 a trial failed or a gate said fail, 2 bad input, 3 inconclusive,
     130 interrupted.
     """
-    handle_signals(interrupt)
+    # By Python's default most of them end the process at once, without the cleanup of `with` and `finally`.
+    handle_signals(signal.default_int_handler)
     arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is what

@@ -113,9 +113,6 @@ class TrialFolder:
     record_path = InAttempt("record.json")  # of the attempt once it has ended
     progress_path = InAttempt("progress.json")  # how far a running trial has come, by rank 0
     heartbeat_folder = InAttempt("heartbeats")  # of a running trial's ranks
-    stacks_request = InAttempt(
-        "stacks"
-    )  # asks the ranks of a trial that seems to hang to write their stacks
     failures_path = InAttempt(
         "failures.json"
     )  # of ranks, as the process saw them that started them

@@ -27,9 +27,6 @@ PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 TERMINATE_TIMEOUT = 5.0  # seconds between SIGTERM and SIGKILL
 KILL_TIMEOUT = 5.0  # seconds that the kernel may take to end processes that were killed
-# Of Linux' control groups.
-GROUP_OF_THIS_PROCESS = Path("/proc/self/cgroup")
-MOUNT = Path("/sys/fs/cgroup")
 # The variable by which a starter gives its id to a process that is to end with it.
 PARENT_VARIABLE = "HARNESS_PARENT_PID"
 
@@ -230,18 +227,9 @@ def run_command(
     return subprocess.CompletedProcess(command, code, text, errors.decode(errors="replace"))
 
 
-def oom_kills() -> int:
-    """Return how many processes of this one's group the kernel has killed for memory.
-
-    It is compared with an earlier count. Where control groups of version 2 can't be read, it stays 0.
-    """
-    with suppress(OSError, ValueError):
-        group = GROUP_OF_THIS_PROCESS.read_text(encoding="utf-8").rpartition(":")[2].strip()
-        events = MOUNT / group.lstrip("/") / "memory.events"
-        if not events.exists():  # a container may be told the host's name of its own group
-            events = MOUNT / "memory.events"
-        for line in events.read_text(encoding="utf-8").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    return 0
+if __name__ == "__main__":
+    # `python -P -m harness.core.processes COMMAND ARGUMENT…`, for programs that don't call `die_with_parent`
+    # themselves, such as a container's. Linux keeps the request across `execve`, unless that runs a
+    # set-user-ID program.
+    die_with_parent()
+    os.execvp(sys.argv[1], sys.argv[1:])

@@ -22,7 +22,7 @@ from harness.export.record import (
     read_export,
 )
 from harness.launch.hold import hold_machine
-from harness.launch.unmeasured import run_unmeasured
+from harness.launch.tasks import run_task
 from harness.records.record import Record
 from harness.sweep.axes import Axes
 from harness.sweep.cell import Trial
@@ -89,7 +89,7 @@ def export_trial(
     base = Path() if record.settings is None else Path(record.settings.base_folder)
     with hold_machine(profile, f"harness export {trial.id}"), run_folder("export") as scratch:
         report_progress(f"exporting to {', '.join(formats)}")
-        done = run_unmeasured("export", served, base, profile, TIMEOUT, scratch, write_order)
+        done = run_task("export", served, base, profile, TIMEOUT, scratch, write_order)
         exported = read_export(done)
         assert exported is not None  # the process has succeeded
         # First beside the earlier one, so that there is never half of one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import select
 import socket
@@ -22,9 +23,9 @@ from harness.core.progress import report_progress
 from harness.core.scratch import ScratchFolder, run_folder
 from harness.core.worktree import Tree
 from harness.gate.arms import PROTOCOL, START_TIMEOUT, TrainingArm
-from harness.launch.forkserver import TORCH, ForkedRanks, ForkRequest, Setup, shared_server
-from harness.launch.launcher import rank_variables
-from harness.launch.torchrun import Torchrun
+from harness.launch.forkserver import TORCH, ForkedRanks, ForkRequest, shared_server
+from harness.launch.hold import mark_variables
+from harness.launch.launcher import RankProgram, rank_environment, rank_variables
 from harness.records.assignment import Assignment, write_assignment
 from harness.sweep.cell import Cell, Length, Trial
 from harness.sweep.cluster import Profile
@@ -79,9 +80,8 @@ class PairStarter:
             listening = stack.enter_context(socket.socket(socket.AF_UNIX))
             listening.bind(str(socket_path))
             listening.listen(64)
-            variables = Torchrun(environment=self.profile.environment).variables(
-                self.cell.axes.num_threads, self.cell.environment
-            )
+            program = RankProgram.of(self.cell, TrialFolder(self.folder), None)
+            variables = rank_environment(os.environ, self.profile.environment, program)
             arms: dict[str, TrainingArm] = {}
             requests: dict[tuple[str, int], ForkRequest] = {}
             cores = self._draw_cores()
@@ -92,8 +92,8 @@ class PairStarter:
                 for rank, request in enumerate(of_arm):
                     requests[key, rank] = request
             # Drivers and libraries of GPUs may start threads when they are loaded.
-            setup = Setup(preload=TORCH, refuse_threads=not self.profile.gpus)
-            forked = shared_server(variables, setup).fork(list(requests.values()))
+            server = shared_server(variables, TORCH, refuse_threads=not self.profile.gpus)
+            forked = server.fork(list(requests.values()))
             stack.callback(forked.end, grace=0.0)
             for (key, _), pid in zip(requests, forked.pids, strict=True):
                 arms[key].process_groups.append(pid)
@@ -150,6 +150,7 @@ class PairStarter:
         folder.log_folder.mkdir(exist_ok=True)
         common = {
             **variables,
+            **mark_variables(folder.launch_log),
             "PYTHONPATH": tree.python_path,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),

@@ -1,13 +1,14 @@
 """Runs torchrun and writes down which ranks failed, which torchrun alone knows.
 
-`python -m harness.launch.agent FAILURES TORCHRUN_ARGUMENT…`
+`python -m harness.launch.agent FAILURES WORLD_SIZE RANK_COMMAND…`
 """
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.core.processes import ending_descendants, parent_variables
@@ -20,21 +21,18 @@ if __name__ == "__main__":
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import main as torchrun
 
+from harness.core.paths import write_atomically
 from harness.core.ports import LOOPBACK, listen
-from harness.core.processes import oom_kills
-from harness.launch.launcher import RENDEZVOUS, write_failed_ranks
 from harness.records.assignment import FailedRank
 
-TIMEOUT = 600  # seconds that an operation of the store may take
+RENDEZVOUS = "loopback"
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
@@ -64,33 +62,31 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         return RendezvousInfo(PrefixStore(self.run_id, self._store), 0, 1, addresses)
 
 
-def make_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return the rendezvous of a torchrun that has this node alone."""
-    return LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, TIMEOUT)
-
-
 def main() -> None:
     """End with torchrun's exit code; write how the failed ranks ended to FAILURES.
 
     Ranks end with this process, also by SIGKILL, and so does all that they have started.
     """
-    failures_path, *arguments = sys.argv[1:]
+    failures_path, world_size, *rank_command = sys.argv[1:]
     os.environ.update(parent_variables())
-    kills_before = oom_kills()
+    # An operation of the store may take 600 s.
+    rendezvous_handler_registry.register(
+        RENDEZVOUS,
+        lambda parameters: LoopbackRendezvous(LOOPBACK, 0, 0, 1, parameters.run_id, 600),
+    )
+    options = [f"--rdzv-backend={RENDEZVOUS}", f"--rdzv-endpoint={LOOPBACK}:0"]
+    # torchrun's own way to run a module would import from the working directory first. Without
+    # a folder for logs it makes a temporary one, which stays behind where ranks are killed.
+    options += [f"--nproc-per-node={world_size}", "--no-python", f"--log-dir={os.devnull}"]
     try:
-        rendezvous_handler_registry.register(RENDEZVOUS, make_rendezvous)
         with ending_descendants():
-            torchrun(arguments)
+            torchrun([*options, *rank_command])
     except ChildFailedError as error:
-        is_out_of_memory = oom_kills() > kills_before
         failed_ranks = {}
         for rank, failure in error.failures.items():
-            failed_ranks[rank] = FailedRank(
-                exitcode=failure.exitcode,
-                at=failure.timestamp,
-                out_of_memory=failure.exitcode == -signal.SIGKILL and is_out_of_memory,
-            )
-        write_failed_ranks(Path(failures_path), failed_ranks)
+            failed = FailedRank(exitcode=failure.exitcode, at=failure.timestamp)
+            failed_ranks[rank] = asdict(failed)
+        write_atomically(Path(failures_path), json.dumps(failed_ranks), durable=False)
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from harness.core.errors import HarnessError
@@ -29,24 +29,31 @@ from harness.core.processes import (
     TERMINATE_TIMEOUT,
     Process,
     end_process_group,
-    oom_kills,
     parent_variables,
     signal_group,
     start_session,
 )
 from harness.core.scratch import ScratchFolder
-from harness.launch.abandoned import mark_variables
-from harness.launch.launcher import rank_variables, write_failed_ranks
+from harness.launch.hold import kill_abandoned, mark_variables
+from harness.launch.launcher import RankProgram, rank_failures, rank_variables
 from harness.records.assignment import FailedRank
+from harness.records.record import Failure
 from harness.training.progress import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
-AVAILABLE = sys.platform == "linux"  # it needs prctl, /proc and CPU affinities
 # DDP, FSDP2 and optimizers import these one by one.
 TORCH = ("torch._dynamo", "torch.distributed.fsdp")
-# What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it.
+# What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it. The
+# functions are called: they remember the software, and the code that is loaded here whatever becomes of its files.
 # A gate's arms get TORCH alone, because each imports the harness from its own tree.
-PRELOAD = (*TORCH, "harness.launch.preload")
+PRELOAD = (
+    *TORCH,
+    "harness.measure.clock",
+    "harness.training.worker",
+    "platform:platform",
+    "harness.records.environment:describe_packages",
+    "harness.records.environment:training_digest",
+)
 # Libraries read these when they are loaded, which would start threads otherwise: NumPy's OpenBLAS, and the
 # allocator of pyarrow, which pandas imports.
 WITHOUT_THREADS = {
@@ -56,26 +63,12 @@ WITHOUT_THREADS = {
 START_TIMEOUT = 300.0  # seconds that it may take to load its modules and to fork
 SEND_TIMEOUT = 15.0  # seconds that it may take to read a request
 END_TIMEOUT = 60.0  # seconds that the kernel may take to end a process that was killed
-FOR_EVER = 1e6  # seconds
 MAX_SERVERS = 4  # that a command keeps where they run nothing: each takes 230 MiB with torch loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a forkserver loads before it forks anything: the argument of its program."""
-
-    preload: Sequence[str]  # modules
-    blocked_signals: Sequence[int] = ()  # which all that it forks inherits
-    refuse_threads: bool = True  # end if a module has started a thread
-    python: str = sys.executable  # the interpreter that it runs under
-
-
-@dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """A process to fork, to run what `python -P -m MODULE ARGUMENT…` would run.
-
-    The fields are the parameters of `forkserver_process.become_process`, which explains them.
-    """
+    """A process to fork, to run what `python -P -m MODULE ARGUMENT…` would run."""
 
     module: str
     arguments: Sequence[str]
@@ -93,50 +86,61 @@ class ForkServer:
     It ends with this process, however that ends, and everything that it has forked ends with it.
     """
 
-    def __init__(self, setup: Setup, variables: Mapping[str, str]) -> None:
-        """Start one for this process alone, with `variables` as its environment."""
+    def __init__(
+        self, variables: Mapping[str, str], preload: Sequence[str], *, refuse_threads: bool = True
+    ) -> None:
+        """Start one for this process alone, with `variables` as its environment.
+
+        It loads the modules `preload`, and calls functions that are named as in `module:function`. With
+        `refuse_threads`, it ends if one of them has started a thread.
+        """
         self._log_folder = ScratchFolder("forkserver")
         self.log = self._log_folder.path / "forkserver.log"
         self.connection, servers_end = socket.socketpair()
         self.connection.settimeout(SEND_TIMEOUT)  # of sending: `select` precedes what is received
         with servers_end:
-            command = [setup.python, "-P", str(PROGRAM), json.dumps(asdict(setup))]
+            setup = json.dumps({"preload": preload, "refuse_threads": refuse_threads})
+            command = [sys.executable, "-P", str(PROGRAM), setup]
             environment = {**variables, **WITHOUT_THREADS, **parent_variables()}
             self.process: Process = start_session(
                 command, environment, self.log, stdin=servers_end.fileno()
             )
         self.has_ended = False
-        # The exit codes of forked processes by their numbers, None of those that run.
+        # The exit codes of forked processes by their numbers, None of those that run, and when they ended.
         self.exit_codes: dict[int, int | None] = {}
+        self.ended_at: dict[int, float] = {}
         self._answer: list[int] | None = None  # to the last request: the numbers of new processes
         self._incomplete = b""  # the beginning of a line whose rest has not arrived
 
-    def fork(self, requests: Sequence[ForkRequest], failures: Path | None = None) -> ForkedRanks:
-        """Return new processes in the order of the requests; see there for `failures`.
+    def fork(
+        self, requests: Sequence[ForkRequest], folder: TrialFolder | None = None
+    ) -> ForkedRanks:
+        """Return new processes in the order of the requests, the ranks of a trial with a `folder`.
 
         Raises HarnessError if the forkserver has ended or does not answer; it has ended then.
         """
-        marked = []
-        for request in requests:
-            variables = {**request.variables, **mark_variables(request.log)}
-            marked.append(asdict(replace(request, variables=variables)))
+        message = [asdict(request) for request in requests]
+        line = json.dumps(message) + "\n"
         self._answer = None
         deadline = time.monotonic() + START_TIMEOUT
         with suppress(OSError):  # it has ended, or reads nothing: then there is no answer
-            self.connection.sendall((json.dumps(marked) + "\n").encode())
+            self.connection.sendall(line.encode())
             while self._answer is None and not self.has_ended and time.monotonic() < deadline:
-                self.receive(max(0.0, deadline - time.monotonic()))
+                self.receive(1.0)
         if self._answer is None:  # a late one must not be taken for the answer to the next request
             self.has_ended = True
             signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait(END_TIMEOUT)
             reason = last_log_line(self.log)
             raise HarnessError(f"the process that ranks are forked from gave no answer: {reason}")
-        return ForkedRanks(self, self._answer, failures)
+        return ForkedRanks(self, self._answer, folder)
 
     def receive(self, timeout: float) -> None:
         """Take in the messages that arrive within `timeout` seconds."""
-        if self.has_ended or not select.select([self.connection], [], [], timeout)[0]:
+        if self.has_ended:
+            return
+        readable, _, _ = select.select([self.connection], [], [], timeout)
+        if not readable:
             return
         received = b""
         with suppress(ConnectionResetError):  # it ended before it had read the request
@@ -150,10 +154,10 @@ class ForkServer:
                 self.exit_codes |= dict.fromkeys(message["pids"])
             else:
                 self.exit_codes[message["pid"]] = message["exit_code"]
+                self.ended_at[message["pid"]] = time.time()
 
     def is_idle(self) -> bool:
         """Return whether everything that it has forked has ended."""
-        self.receive(0)
         return None not in self.exit_codes.values()
 
     def close(self) -> None:
@@ -166,21 +170,12 @@ class ForkServer:
 class ForkedRanks:
     """Processes that were forked together, as one that has ended once all of them have.
 
-    Each leads a process group. How those end that fail is written to `failures`: whoever watches them has
-    to end the others.
+    Each leads a process group. Whoever watches them has to end the others of one that has failed.
     """
 
-    def __init__(self, server: ForkServer, pids: Sequence[int], failures: Path | None) -> None:
+    def __init__(self, server: ForkServer, pids: Sequence[int], folder: TrialFolder | None) -> None:
         self.server, self.pids = server, pids
-        self._failures = failures
-        self._failed: dict[int, FailedRank] = {}
-        self._is_ending = False
-        self._kills_before = oom_kills()
-
-    @property
-    def pid(self) -> int:
-        """Return the id of the first one."""
-        return self.pids[0]
+        self._folder = folder  # of the trial whose ranks they are
 
     def exit_codes(self) -> list[int | None]:
         """Return their exit codes, None of those that run.
@@ -193,90 +188,79 @@ class ForkedRanks:
             return [-signal.SIGKILL if code is None else code for code in codes]
         return codes
 
-    def poll(self) -> int | None:
-        """Return the exit code of the first one that failed, 0 if all have ended well."""
-        codes = self.exit_codes()
-        # Ranks that are ended have not failed, and those that end with the forkserver were lost.
-        if not self._is_ending and not self.server.has_ended:
-            self._note_failures(codes)
-        if None in codes:
-            return None
-        return next((code for code in codes if code), 0)
+    def wait(self, timeout: float) -> int:
+        """Return the exit code of the first one that failed, 0 if all have ended well.
 
-    def _note_failures(self, codes: Sequence[int | None]) -> None:
-        """Write down which ranks have failed, if there are new ones."""
-        for rank, code in enumerate(codes):
-            if code and rank not in self._failed:
-                out_of_memory = code == -signal.SIGKILL and oom_kills() > self._kills_before
-                self._failed[rank] = FailedRank(
-                    exitcode=code, at=time.time(), out_of_memory=out_of_memory
-                )
-                if self._failures is not None:
-                    write_failed_ranks(self._failures, self._failed)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return what `poll` does in the end; raises TimeoutExpired after `timeout` seconds."""
-        timeout = FOR_EVER if timeout is None else timeout
+        Raises subprocess.TimeoutExpired after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
-        while (exit_code := self.poll()) is None:
+        while None in (codes := self.exit_codes()):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise subprocess.TimeoutExpired("forked processes", timeout)
             self.server.receive(remaining)
-        return exit_code
+        return next((code for code in codes if code), 0)
 
-    def send_signal(self, sig: int) -> None:
-        """Send a signal to those that run."""
+    def interrupt(self, number: int = SIGNAL) -> None:
+        """Send a signal to those that run, by default the one that asks ranks to save and stop."""
         for pid, exit_code in zip(self.pids, self.exit_codes(), strict=True):
             if exit_code is None:
                 with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(pid, sig)
+                    os.kill(pid, number)
+
+    def observed_failures(self) -> list[Failure]:
+        """Return a failure of each rank that has failed; those that end with the forkserver are lost."""
+        failed = {}
+        for rank, pid in enumerate(self.pids):
+            exit_code = self.server.exit_codes[pid]
+            if exit_code:
+                failed[rank] = FailedRank(exitcode=exit_code, at=self.server.ended_at[pid])
+        return [] if self._folder is None else rank_failures(failed, self._folder)
 
     def end(self, grace: float = TERMINATE_TIMEOUT) -> None:
-        """End them and all that they have started in their groups, `grace` seconds after SIGTERM.
+        """End them and all that they have started, `grace` seconds after SIGTERM.
 
         They are gone when this returns, so they take no time from what is measured next.
         """
-        self._is_ending = True
         if grace:
-            self.send_signal(signal.SIGTERM)
+            self.interrupt(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self.wait(grace)
         for pid in self.pids:
             signal_group(pid, signal.SIGKILL)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.wait(END_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise HarnessError(
-                f"waited {END_TIMEOUT:g} s for the end of processes {self.pids}, which were killed"
-            ) from None
+        if self._folder is not None:
+            kill_abandoned(self._folder.launch_log)
 
 
 # The forkservers of this process by setup and environment, in the order of their last use.
 _servers: dict[str, ForkServer] = {}
 
 
-def shared_server(variables: Mapping[str, str], setup: Setup) -> ForkServer:
-    """Return a forkserver that has loaded what `setup` says, with `variables` as its environment.
+def shared_server(
+    variables: Mapping[str, str], preload: Sequence[str], *, refuse_threads: bool = True
+) -> ForkServer:
+    """Return a forkserver as it would be started with these arguments.
 
-    There is one for each interpreter, each set of modules and each change of this process's
+    There is one for each set of modules and each change of this process's
     environment, because libraries read variables when they are loaded. It ends with this process, or
     when MAX_SERVERS others were used after it: if it is needed again, it has to load torch again.
     """
     # Not by all variables: pytest has one that changes with each test.
-    changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
-    missing = sorted(set(os.environ) - set(variables))
-    key = json.dumps([asdict(setup), changed, missing], sort_keys=True)
+    changed = sorted(variables.items() - os.environ.items())
+    missing = sorted(os.environ.keys() - variables.keys())
+    key = json.dumps([preload, refuse_threads, changed, missing], sort_keys=True)
+    for other in _servers.values():
+        other.receive(0)
     server = _servers.pop(key, None)
-    if server is not None:
-        server.receive(0)
-        if server.has_ended:
-            server.close()
     if server is None or server.has_ended:
         idle = [key for key, other in _servers.items() if other.is_idle()]
         if len(_servers) >= MAX_SERVERS and idle:
             _servers.pop(idle[0]).close()
-        server = ForkServer(setup, variables)
+        if server is not None:
+            server.close()
+        server = ForkServer(variables, preload, refuse_threads=refuse_threads)
     _servers[key] = server
     return server
 
@@ -288,30 +272,23 @@ def _close_servers() -> None:
         server.close()
 
 
-def start_ranks(
-    module: str,
-    arguments: Sequence[str],
-    world_size: int,
-    variables: Mapping[str, str],
-    folder: TrialFolder,
-    *,
-    preload: Sequence[str] = (),
-    python: str = sys.executable,
-) -> ForkedRanks:
-    """Return forked ranks that run a module, as torchrun would start them, with the worker loaded.
+def start_ranks(program: RankProgram, variables: Mapping[str, str]) -> ForkedRanks:
+    """Return forked ranks that run a program as torchrun would start them, with the worker loaded.
 
-    `preload` are modules that are loaded too. Raises HarnessError if no forkserver starts.
+    Raises HarnessError if no forkserver starts.
     """
-    setup = Setup(preload=[*PRELOAD, *preload], blocked_signals=[SIGNAL], python=python)
     master = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    log = program.folder.launch_log
+    common = {**variables, **master, **mark_variables(log)}
     requests = []
-    for rank in range(world_size):
+    for rank in range(program.world_size):
         request = ForkRequest(
-            module=module,
-            arguments=arguments,
-            variables={**variables, **master, **rank_variables(rank, world_size)},
+            module=program.module,
+            arguments=[str(program.folder.attempt_path), *program.arguments],
+            variables={**common, **rank_variables(rank, program.world_size)},
             folder=str(Path.cwd()),
-            log=str(folder.launch_log),
+            log=str(log),
         )
         requests.append(request)
-    return shared_server(variables, setup).fork(requests, folder.failures_path)
+    server = shared_server(variables, [*PRELOAD, *program.preload])
+    return server.fork(requests, program.folder)

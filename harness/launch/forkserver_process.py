@@ -2,13 +2,14 @@
 
 Started as `python -P forkserver_process.py SETUP` with a socket as its standard input, it serves the
 process that has started it. It imports nothing of the harness, so that a process that it forks can
-import the harness from any tree; what to load, the starter says: SETUP is the JSON of
-`harness.launch.forkserver.Setup`.
+import the harness from any tree; what to load, the starter says: SETUP is JSON of what
+`harness.launch.forkserver.ForkServer` gets.
 
 Each message is a line of JSON. The starter sends a list of processes to fork together, each an object with
-the parameters of `become_process`, and waits for the answer `{"pids": [PID, ...]}`, in the same order, before
-it sends the next. When a process has ended, `{"pid": PID, "exit_code": CODE}` follows; a negative code is the
-signal that ended it. When the starter closes the socket, the forkserver ends, and all that it has forked.
+the fields of `harness.launch.forkserver.ForkRequest`, and waits for the answer `{"pids": [PID, ...]}`, in the
+same order, before it sends the next. When a process has ended, `{"pid": PID, "exit_code": CODE}` follows; a
+negative code is the signal that ended it. When the starter closes the socket, the forkserver ends, and all
+that it has forked.
 
 The forkserver computes nothing and has one thread only, so what it forks is as if it had just
 loaded the same modules.
@@ -44,16 +45,20 @@ def main() -> None:
     connection = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-    signal.pthread_sigmask(signal.SIG_BLOCK, setup["blocked_signals"])
+    # It asks ranks to stop: all that is forked inherits that it waits until they look for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     inherited = python_path(os.environ)
     common_path = [entry for entry in sys.path if entry not in inherited]
-    for module in setup["preload"]:
-        importlib.import_module(module)
+    for name in setup["preload"]:
+        module_name, _, function = name.partition(":")
+        module = importlib.import_module(module_name)
+        if function:
+            getattr(module, function)()
     if setup["refuse_threads"]:
         refuse_threads()
     request = serve(connection)
     if request is not None:
-        become_process(**request, common_path=common_path)
+        become_process(request, common_path)
 
 
 def refuse_threads() -> None:
@@ -103,47 +108,36 @@ def serve(connection: socket.socket) -> Mapping[str, Any] | None:
         send(connection, {"pids": pids})
 
 
-def become_process(
-    *,
-    module: str,
-    arguments: Sequence[str],
-    variables: Mapping[str, str],
-    folder: str,
-    log: str,
-    cores: Sequence[int],
-    packages: Mapping[str, str],
-    common_path: Sequence[str],
-) -> None:
-    """Run `module` as `python -P -m` would, in a forked process.
+def become_process(request: Mapping[str, Any], common_path: Sequence[str]) -> None:
+    """Run what a request asks for as `python -P -m` would, in a forked process.
 
-    It runs in `folder` with `variables` as its whole environment. It imports each of `packages`
-    from the folder that holds it, and everything else from its own PYTHONPATH, then from `common_path`,
-    which is where any process of this interpreter imports from. It uses `cores` only (those of the
-    forkserver if there are none) and adds its output to `log`. It leads a process group.
+    It imports each of the request's packages from the folder that holds it, and everything else from its own
+    PYTHONPATH, then from `common_path`, which is where any process of this interpreter imports from. It leads
+    a process group.
     """
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.chdir(folder)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.chdir(request["folder"])
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    output = os.open(request["log"], append, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
     close_files()
-    if cores:
-        os.sched_setaffinity(0, cores)
+    if request["cores"]:
+        os.sched_setaffinity(0, request["cores"])
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(request["variables"])
     importlib.invalidate_caches()
-    for package, holder in packages.items():
+    for package, holder in request["packages"].items():
         # Once it is imported, its modules are looked up in it alone, whatever the path has.
         sys.path[:] = [holder, *common_path]
         importlib.import_module(package)
-    sys.path[:] = [*python_path(variables), *common_path]
-    sys.argv[1:] = arguments
-    sys.modules.pop(
-        module, None
-    )  # Python warns of a program that has been imported before it is run
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.path[:] = [*python_path(os.environ), *common_path]
+    sys.argv[1:] = request["arguments"]
+    # Python warns of a program that was imported before it is run.
+    sys.modules.pop(request["module"], None)
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def close_files() -> None:
@@ -186,7 +180,8 @@ def report_ended(connection: socket.socket) -> None:
 
 def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     """Send a line to the starter."""
-    connection.sendall((json.dumps(message) + "\n").encode())
+    line = json.dumps(message) + "\n"
+    connection.sendall(line.encode())
 
 
 if __name__ == "__main__":

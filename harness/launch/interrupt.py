@@ -6,22 +6,15 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 # CI systems and `timeout` send SIGTERM where a person would press Ctrl-C, a terminal that is closed
 # SIGHUP, and Slurm what `--signal` says, which is SIGUSR2 to ranks.
-REASONS = {
-    signal.SIGINT: "Ctrl-C",
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP",
-    signal.SIGUSR2: "SIGUSR2",
-}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 # Seconds in which further signals count as the same one: a command that wraps ours passes on what
 # the terminal has sent to both.
 SAME_REQUEST = 1.0
@@ -51,35 +44,16 @@ class StopRequest:
         return self._reason
 
 
-def interrupt(number: int, frame: object) -> None:
-    """Treat a signal as Ctrl-C, so that every process that was started is ended too.
-
-    By Python's default these signals end the process at once, without the cleanup of `with` and
-    `finally`.
-    """
-    if number == signal.SIGHUP:
-        _leave_closed_terminal()
-    raise KeyboardInterrupt
-
-
 def handle_signals(handler: Callable[[int, Any], object]) -> dict[signal.Signals, Any]:
-    """Have the signals in REASONS handled like this; return by what they were until now.
+    """Have the signals in SIGNALS handled like this; return by what they were until now.
 
     One that is ignored stays so, as those are that `nohup` has ignored.
     """
     previous = {}
-    for number in REASONS:
+    for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             previous[number] = signal.signal(number, handler)
     return previous
-
-
-def _leave_closed_terminal() -> None:
-    """Print nowhere from now on, if the terminal is closed: nothing can be printed there."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a stream without a file
-            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not os.isatty(stream.fileno()):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
@@ -96,11 +70,14 @@ def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[StopRequest
     def on_signal(number: int, frame: object) -> None:
         """Note the first request; raise KeyboardInterrupt for the second."""
         nonlocal interrupted_at
-        if number == signal.SIGHUP:
-            _leave_closed_terminal()
+        if number == signal.SIGHUP:  # nothing can be printed to a terminal that is closed
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
         if interrupted_at is None:
             interrupted_at = time.monotonic()
-            reason = REASONS[signal.Signals(number)]
+            name = signal.Signals(number).name
+            reason = name.replace("SIGINT", "Ctrl-C")
             stop.note(reason)
             stop.announcement = (
                 f"{reason}: running trials save their state and stop;"

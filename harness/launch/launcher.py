@@ -1,32 +1,96 @@
-"""What a launcher is: it starts the ranks of a trial."""
+"""What a launcher is: it starts the ranks of a trial, and says how they ended."""
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 from harness.core import files
-from harness.core.errors import StorageError
-from harness.core.paths import TrialFolder, write_atomically
-from harness.core.processes import Process
+from harness.core.errors import Interrupted, StorageError
+from harness.core.import_path import import_variables
+from harness.core.paths import TrialFolder
+from harness.launch.stack import ReadyStack
 from harness.records.assignment import FailedRank
 from harness.records.record import Failure
 from harness.sweep.axes import Variables
+from harness.sweep.cell import Cell
 from harness.training.progress import SIGNAL
-
-if TYPE_CHECKING:  # it reads sweep files, which a rank does not
-    from harness.launch.stack import ReadyStack
+from workloads.catalog import heavy_modules
 
 # What ranks begin with unless the user sets it. Python draws a seed for the hashes of texts in each process: a workload
 # that iterates over a set would train on another order in every command, and in every rank of its own.
 HASH_SEED = {"PYTHONHASHSEED": "0"}
+SIGNAL_NAMES = {int(number): number.name for number in signal.Signals}
 
 
-RENDEZVOUS = "loopback"  # the name of the agent's rendezvous
+@dataclass(frozen=True, kw_only=True)
+class RankProgram:
+    """What all ranks of a trial run, from which a launcher starts them."""
+
+    module: str = "harness.training.worker"
+    arguments: Sequence[str] = ()  # after the folder of the attempt
+    folder: TrialFolder
+    world_size: int
+    num_threads: int  # of each rank
+    variables: Variables = field(default_factory=dict)  # set, or unset by None, over all others
+    stack: ReadyStack | None = None  # None: the launcher's own interpreter
+    preload: Sequence[str] = ()  # modules that ranks import, which a launcher may load once for all
+
+    @classmethod
+    def of(cls, cell: Cell, folder: TrialFolder, stack: ReadyStack | None, *task: str) -> Self:
+        """Return the worker of a cell's trials, with the arguments that choose another task of it."""
+        return cls(
+            arguments=[*task, "--write-logs"],
+            folder=folder,
+            world_size=cell.axes.world_size,
+            num_threads=cell.axes.num_threads,
+            variables=cell.environment,
+            stack=stack,
+            preload=heavy_modules(cell.workload.uses),
+        )
+
+
+class StartedRanks(Protocol):
+    """The ranks of a trial, from their start on; whoever has them calls `end`."""
+
+    def wait(self, timeout: float) -> int:
+        """Return the launcher's exit code, negative for a signal, once all ranks have ended.
+
+        Raises subprocess.TimeoutExpired after `timeout` seconds.
+        """
+
+    def interrupt(self) -> None:
+        """Ask the ranks to save their state and stop; those that have only just begun may miss it."""
+
+    def observed_failures(self) -> list[Failure]:
+        """Return why ranks ended, as far as the launcher alone knows, the first cause first."""
+
+    def end(self) -> None:
+        """End all ranks, and what they have started: they are gone then."""
+
+
+# Starts the ranks of a program, and adds their output to the launch log of its folder.
+Launcher = Callable[[RankProgram], StartedRanks]
+
+
+def rank_environment(
+    inherited: Mapping[str, str], profile: Mapping[str, str], program: RankProgram
+) -> dict[str, str]:
+    """Return the environment of ranks: what they inherit, with a profile's variables on top."""
+    variables = {
+        **HASH_SEED,
+        **inherited,
+        **import_variables(),
+        **profile,
+        "OMP_NUM_THREADS": str(program.num_threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if program.stack is not None:
+        variables = program.stack.variables(variables)
+    environment = {**variables, **program.variables}
+    return {name: value for name, value in environment.items() if value is not None}
 
 
 def rank_variables(rank: int, world_size: int) -> dict[str, str]:
@@ -51,92 +115,31 @@ def rank_variables(rank: int, world_size: int) -> dict[str, str]:
     }
 
 
-def write_failed_ranks(path: Path, failed: Mapping[int, FailedRank]) -> None:
-    """Write how the ranks ended that failed, for `read_failed_ranks`."""
-    content = {str(rank): asdict(ended) for rank, ended in failed.items()}
-    write_atomically(path, json.dumps(content), durable=False)
+def rank_failures(ended_ranks: Mapping[int, FailedRank], folder: TrialFolder) -> list[Failure]:
+    """Return the failures of ranks that were killed or exited.
+
+    Ranks that SIGTERM ended are left out: the other ranks of a failed one are ended with it.
+    """
+    failures = []
+    for rank, ended in ended_ranks.items():
+        if ended.exitcode != -signal.SIGTERM:
+            failure = rank_failure(rank, ended.exitcode, folder)
+            failures.append(replace(failure, at=ended.at))
+    return failures
 
 
-def assign(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
-    """Return an environment with what a cell assigns: None removes a variable."""
-    environment = {**variables, **assigned}
-    return {name: value for name, value in environment.items() if value is not None}
-
-
-def exit_failure(code: int, rank: int, folder: TrialFolder) -> Failure:
-    """Return the failure of a rank that exited with a code other than 0."""
-    if code == files.EXIT_CODE:
+def rank_failure(rank: int, exit_code: int, folder: TrialFolder) -> Failure:
+    """Return the failure of a rank that ended with a code other than 0; a negative one is a signal."""
+    kind, message = "Exited", f"with code {exit_code}"
+    if exit_code == files.EXIT_CODE:
         result = folder.result_path(rank)
+        kind = StorageError.__name__
         message = f"{result}: could not be written; {files.free_space(result)}"
-        return Failure(kind=StorageError.__name__, message=message, rank=rank)
-    return Failure(kind="Exited", message=f"with code {code}", rank=rank)
-
-
-def signal_failure(number: int, rank: int) -> Failure:
-    """Return the failure of a rank that a signal with this number has ended."""
-    if number == SIGNAL:  # it came before the rank had blocked it
-        return Failure(kind="Interrupted", message="stopped before the first step", rank=rank)
-    name = signal.strsignal(number) or f"signal {number}"
-    if number in set(signal.Signals):
-        name = signal.Signals(number).name
-    return Failure(kind="Killed", message=f"ended by {name}", rank=rank)
-
-
-def describe_end(exit_code: int | None, is_out_of_memory: bool) -> str:
-    """Return how a launcher ended, and whether the kernel killed a process for memory."""
-    end = "its launcher still ran"
-    if exit_code is not None:
-        end = f"its launcher exited with code {exit_code}"
-    if exit_code is not None and exit_code < 0:
-        end = f"its launcher was {signal_failure(-exit_code, 0).message}"
-    if is_out_of_memory:
-        end = f"{end}; the kernel killed a process for want of memory"
-    return end
-
-
-# In which the other ranks may report their own errors once one has failed. They need a moment on a busy
-# machine: what they leave says in which collective they were.
-GRACE_SECONDS = 3.0
-
-
-class Launcher(Protocol):
-    """Starts ranks and ends them."""
-
-    def in_stack(self, stack: ReadyStack) -> Self:
-        """Return the same launcher for ranks under a stack."""
-
-    def variables(self, threads: int, assigned: Variables) -> dict[str, str]:
-        """Return the environment of ranks, for ranks of `threads` threads each.
-
-        `assigned` are the variables that a cell sets or unsets, over all others.
-        """
-
-    def start(
-        self,
-        module: str,
-        folder: TrialFolder,
-        ranks: int,
-        variables: Mapping[str, str],
-        more: Sequence[str] = (),
-        *,
-        preload: Sequence[str] = (),
-    ) -> Process:
-        """Start ranks that run `module` with `folder` and `more`, and add their output to its launch log.
-
-        `preload` are modules that every rank imports, which a launcher may load once for all trials.
-        """
-
-    def interrupt(self, process: Process) -> None:
-        """Ask the ranks of a command that was started to save their state and stop.
-
-        A process that has only just been started may miss it.
-        """
-
-    def observed_failures(self, folder: TrialFolder) -> list[Failure]:
-        """Return why ranks ended, as far as the launcher alone knows, the first cause first."""
-
-    def end(self, process: Process, folder: TrialFolder) -> None:
-        """End a command that was started, and what it has left: all ranks are gone then.
-
-        `folder` is that of the trial.
-        """
+    elif exit_code == -SIGNAL:  # it came before the rank had blocked it
+        kind, message = Interrupted.__name__, "stopped before the first step"
+    elif exit_code < 0:
+        name = SIGNAL_NAMES.get(-exit_code, f"signal {-exit_code}")
+        kind, message = "Killed", f"ended by {name}"
+    if exit_code == -signal.SIGKILL:
+        message += ", as the kernel does where memory runs out"
+    return Failure(kind=kind, message=message, rank=rank)

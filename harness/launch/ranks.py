@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from harness.core.errors import BadInput, Interrupted
+from harness.core.errors import BadInput, HarnessError, Interrupted
 from harness.core.files import last_log_line
 from harness.core.paths import TrialFolder
-from harness.core.processes import oom_kills
 from harness.core.text import ranges
-from harness.launch.launcher import Launcher, describe_end
-from harness.launch.watch import POLL, watch
+from harness.launch.launcher import Launcher, RankProgram, rank_failure
+from harness.launch.watch import Watchdog
 from harness.measure.stacks import last_stack
 from harness.records.files import read_rank_result
 from harness.records.record import PEER_FAILURES, Failure, RankResult
 
+POLL = 0.1  # seconds between two looks at whether the launcher has ended
+SIGNAL_INTERVAL = 2.0  # seconds between two signals to ranks that are to stop
+# In which the other ranks may report their own errors once one has failed. They need a moment on a busy
+# machine: what they leave says in which collective they were.
+GRACE_SECONDS = 3.0
 INTERRUPTED = Interrupted.__name__
-# How a failure was noticed, the more certain cause first.
-EXITED, REPORTED, UNREADABLE, DISCONNECTED, MISSING = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,104 +39,124 @@ class Ended:
 
 def run_ranks(
     launcher: Launcher,
-    folder: TrialFolder,
-    world_size: int,
-    variables: Mapping[str, str],
+    program: RankProgram,
     timeout: float,
     *,
-    arguments: Sequence[str] = (),
-    preload: Sequence[str] = (),
     stop_reason: Callable[[], str | None] = lambda: None,
     poll_seconds: float = POLL,
     on_poll: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, Ended]:
-    """Start the worker at every rank, with `arguments`, and wait until all have ended.
+    """Start ranks, and wait until all have ended, or have to be ended.
 
-    The ranks are gone when this returns or is closed, however they ended. It yields between two looks at
-    them, as `watch` does, which says what the other parameters are.
+    That is after `timeout` seconds, when they hang, and soon after one has failed: a launcher that can't
+    end the others, such as srun whose helper on a node was killed, would keep the nodes. They are told to
+    stop if there is a reason. They are gone when this returns or is closed, however they ended. It yields
+    between two looks at them, so that trials in several lanes take turns, and calls `on_poll`.
     """
-    arguments = [*arguments, "--write-logs"]
-    process = launcher.start(
-        "harness.training.worker", folder, world_size, variables, arguments, preload=preload
-    )
+    folder = program.folder
+    ranks = launcher(program)
     started = time.time()  # only now: the time that a forkserver takes to load is no trial's
-    kills_before = oom_kills()
+    watchdog = Watchdog(folder, program.world_size, timeout)
+    exit_code: int | None = None
+    hang: Failure | None = None
+    next_signal, ends_at = 0.0, math.inf  # on the monotonic clock
     try:
-        ended_by = yield from watch(
-            process,
-            launcher,
-            folder,
-            world_size,
-            timeout,
-            stop_reason=stop_reason,
-            poll_seconds=poll_seconds,
-            on_poll=on_poll,
-        )
-        launcher_end = describe_end(process.poll(), oom_kills() > kills_before)
-        # Before the end, as the launcher prints how the ranks end that are ended now.
-        observed = launcher.observed_failures(folder)
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                exit_code = ranks.wait(poll_seconds)
+            # Nothing can be saved in a folder that is gone, though a rank may make it again.
+            if not folder.assignment_path.exists():
+                raise HarnessError(
+                    f"{folder.path.parent}: moved or removed while {folder.path.name} ran, which was ended;"
+                    " move it back, or name the results folder that it is in now, and run again"
+                )
+            observed = ranks.observed_failures()
+            if exit_code is not None:
+                break
+            now = time.monotonic()
+            hang = watchdog.look()
+            if hang is not None or watchdog.launcher_hangs or now > ends_at:
+                break
+            on_poll()
+            yield
+            # The signal is repeated because a launcher that has just been started may miss it.
+            if stop_reason() and now > next_signal:
+                next_signal = now + SIGNAL_INTERVAL
+                ranks.interrupt()
+            for failure in observed:
+                if ends_at == math.inf and _is_cause(failure, folder):
+                    ends_at = now + GRACE_SECONDS
     finally:
-        launcher.end(process, folder)
-    return how_ended(folder, world_size, started, ended_by, observed, launcher_end)
+        ranks.end()
+    return how_ended(folder, program.world_size, started, hang, observed, exit_code)
+
+
+def _is_cause(failure: Failure, folder: TrialFolder) -> bool:
+    """Return whether a rank failed for more than the loss of its connection to another one.
+
+    The other may have been on a node that died, which Slurm notices later and says so.
+    """
+    if failure.rank is None:
+        return False
+    with suppress(BadInput):
+        of_rank = read_rank_result(folder.result_path(failure.rank)).failure
+        return of_rank is None or of_rank.kind != "ConnectionLost"
+    return True
 
 
 def how_ended(
     folder: TrialFolder,
     world_size: int,
     started: float,
-    ended_by: Failure | None = None,
+    hang: Failure | None = None,
     observed_failures: Sequence[Failure] = (),
-    launcher_end: str = "its launcher left no word of its end",
+    exit_code: int | None = None,
 ) -> Ended:
     """Return what ranks left in their folder, and the failure that caused all others.
 
-    `ended_by` says why they were ended, if they were; `observed_failures` are those that the launcher
-    saw, and `launcher_end` says how it ended itself.
+    `hang` says why they were ended if they hung; `observed_failures` are those that the launcher saw, whose
+    own exit code is None if it still ran.
 
     The cause is the earliest failure of the first of these kinds that occurs: an interruption, which leaves
     a checkpoint whatever comes after it; a rank that the launcher saw end before it had written a
-    result; an error that a rank reports; a result that can't be read; a connection that a rank has
+    result; an error that a rank reports; a hang; a connection that a rank has
     lost, since the other end of it is the cause; a result that is missing.
     """
     ranks: list[RankResult] = []
     missing: list[int] = []
-    causes: list[tuple[int, Failure]] = []
     for rank in range(world_size):
         path = folder.result_path(rank)
-        if not path.exists():
-            missing.append(rank)
-            continue
-        try:
+        if path.exists():
             ranks.append(read_rank_result(path))
-        except BadInput as error:
-            failure = Failure(kind="BadInput", message=str(error), rank=rank)
-            causes.append((UNREADABLE, failure))
-    for failure in observed_failures:
-        # A rank that has written a result and is then ended was well.
-        if failure.kind == INTERRUPTED or failure.rank in (None, *missing):
-            causes.append((EXITED, failure))
-    for result in ranks:
-        if result.failure is not None:
-            is_peer = result.failure.kind in PEER_FAILURES
-            causes.append((DISCONNECTED if is_peer else REPORTED, result.failure))
+        else:
+            missing.append(rank)
+    reported = [result.failure for result in ranks if result.failure is not None]
+    own = [failure for failure in reported if failure.kind not in PEER_FAILURES]
+    candidates = [*own, *observed_failures]
+    interrupted = [failure for failure in candidates if failure.kind == INTERRUPTED]
+    # A rank that has written a result and is then ended was well.
+    exited = [failure for failure in observed_failures if failure.rank in (None, *missing)]
     # If nothing else explains a missing result, the launcher's end or the last line of its log may.
+    launcher_end = "still ran"
+    if exit_code is not None:
+        end = rank_failure(0, exit_code, folder)
+        launcher_end = f"{end.kind}, {end.message}"
     last_line = last_log_line(folder.launch_log)
-    message = f"left no result; {launcher_end}; the last line of the launcher's log: {last_line}"
-    for rank in missing:
-        causes.append((MISSING, Failure(kind="Lost", message=message, rank=rank)))
-    if causes and ended_by is None:
-        _, cause = min(causes, key=lambda kind_and_failure: _order(*kind_and_failure))
-        ended_by = _explain(cause, missing, folder)
-    return Ended(started=started, failure=ended_by, ranks=ranks)
-
-
-def _order(kind: int, failure: Failure) -> tuple[bool, int, float]:
-    """Return what sorts failures by how likely they are to have caused the others."""
-    return failure.kind != INTERRUPTED, kind, failure.at
+    message = f"left no result; its launcher: {launcher_end}; the last line of its log: {last_line}"
+    lost = [Failure(kind="Lost", message=message, rank=rank) for rank in missing]
+    hangs = [] if hang is None else [hang]
+    for causes in (interrupted, exited, own, hangs, reported, lost):
+        if causes:
+            first = min(causes, key=lambda failure: failure.at)
+            failure = _explain(first, missing, folder)
+            return Ended(started=started, failure=failure, ranks=ranks)
+    return Ended(started=started, failure=None, ranks=ranks)
 
 
 def _explain(failure: Failure, missing: Sequence[int], folder: TrialFolder) -> Failure:
     """Return a failure with the log to look into, and with what explains it if its rank did not."""
+    if failure.log is not None:  # as of a hang
+        return failure
     log = folder.launch_log
     if failure.rank is not None and folder.rank_log(failure.rank).exists():
         log = folder.rank_log(failure.rank)

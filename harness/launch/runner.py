@@ -1,33 +1,36 @@
-"""Runs trials, each in fresh processes and with one record, and again if an attempt does not count."""
+"""Runs trials, each in fresh processes and with one record, and again if an attempt does not count.
+
+Trials that run side by side slow each other down, so what counts is that all trials of a comparison have as
+many beside them. Each lane of a machine has its own CPU cores and GPUs, and all lanes have the same size,
+however many trials are left for them. As soon as a lane is free, the next trial begins in it. Trials that
+need another number of lanes wait until those have ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from time import time
 from typing import Any
 
+from harness.core.cores import SYSTEM, core_position, usable_cores
 from harness.core.errors import HarnessError
 from harness.core.paths import SweepFolder, TrialFolder
 from harness.hardware import machine
-from harness.launch.attempts import begin_attempt, end_attempt, failures_before
+from harness.launch.attempts import begin_attempt, end_attempt, failures_before, runs_again
 from harness.launch.interrupt import StopRequest
-from harness.launch.lanes import Group, arrange
-from harness.launch.launcher import Launcher
-from harness.launch.provenance import Provenance, describe_launch
-from harness.launch.ranks import run_ranks
-from harness.launch.retries import runs_again
-from harness.launch.stack import ReadyStack
-from harness.launch.watch import POLL
+from harness.launch.launcher import Launcher, RankProgram
+from harness.launch.ranks import POLL, run_ranks
+from harness.launch.stack import Provenance, ReadyStack, describe_launch
 from harness.records.assignment import Assignment, Lane, read_progress_file, write_assignment
 from harness.records.differences import run_settings
 from harness.records.files import write_record
 from harness.records.record import Record
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
+from harness.sweep.cluster import Profile, available_slots
 from harness.sweep.sweep import Sweep
-from workloads.catalog import heavy_modules
 
 
 class TrialListener:
@@ -95,15 +98,15 @@ class Runner:
         that still run, and those leave no record. Raises HarnessError where a trial can't be run or
         recorded, once the trials in other lanes have saved their state.
         """
-        for group in arrange(pending, self.profile):
-            yield from self._run_group(group, fresh=fresh)
+        for lanes, trials in arrange(pending, self.profile):
+            yield from self._run_group(list(lanes), list(trials), fresh=fresh)
 
-    def _run_group(self, group: Group, *, fresh: bool) -> Iterator[Record]:
+    def _run_group(
+        self, free_lanes: list[Lane], queue: list[Trial], *, fresh: bool
+    ) -> Iterator[Record]:
         """Run trials, as many at a time as there are lanes, and give the record of each."""
         begun: set[str] = set()  # ids
-        queue = list(group.trials)
-        free_lanes = list(group.lanes)
-        running: dict[Life, tuple[Trial, Lane]] = {}
+        running: dict[Life, Lane] = {}
         error: HarnessError | None = None
         try:
             while running or (queue and not self.stop.reason()):
@@ -112,21 +115,21 @@ class Runner:
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in begun
                     begun.add(trial.id)
-                    running[self._run_with_resumes(trial, lane, fresh=is_fresh)] = trial, lane
-                for life, (trial, lane) in list(running.items()):
+                    life = self._run(trial, lane, fresh=is_fresh)
+                    running[life] = lane
+                for life in list(running):
                     try:
                         next(life)
                         continue
-                    except HarnessError as problem:
-                        error = error or problem
-                        self.stop.note(f"{trial.id}: {problem}")
-                        del running[life]
-                        continue
                     except StopIteration as end:
                         record: Record = end.value
-                    del running[life]
-                    free_lanes.append(lane)
-                    self.listener.on_trial_end(record, self.folder.trial_folder(trial.id))
+                        free_lanes.append(running.pop(life))
+                    except HarnessError as problem:
+                        error = error or problem
+                        self.stop.note(str(problem))
+                        del running[life]
+                        continue
+                    self.listener.on_trial_end(record, self.folder.trial_folder(record.trial.id))
                     yield record
                     if self.runs_again(record):
                         self._queue_again(record, queue)
@@ -151,41 +154,36 @@ class Runner:
             self.listener.on_message(f"runs again: {trial.cell.label}, {trial.id}")
         end = 0
         for position, other in enumerate(queue, start=1):
-            if (other.seed, other.repeat) == (trial.seed, trial.repeat):
+            if other.seed == trial.seed and other.repeat == trial.repeat:
                 end = position
         queue.insert(end, trial)
 
-    def _run_with_resumes(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
+    def _run(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Run a trial, and resume it from its checkpoint while it is interrupted.
 
         Not if this process is to stop: then the checkpoint is for whoever runs the trial next.
         """
-        record = yield from self._run(trial, lane, fresh=fresh)
+        record = yield from self._attempt(trial, lane, fresh=fresh)
         for _ in range(self.resumes):
             if record.status != "interrupted" or self.stop.reason():
                 break
-            record = yield from self._run(trial, lane, fresh=False)
+            record = yield from self._attempt(trial, lane, fresh=False)
         return record
 
-    def _run(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
+    def _attempt(self, trial: Trial, lane: Lane, *, fresh: bool) -> Life:
         """Make an attempt at a trial: start its ranks, wait until they have ended, and write the record.
 
         The ranks are gone when this returns or is closed, however they ended. Raises HarnessError
         if another job has begun the same trial.
         """
         folder = begin_attempt(self.folder.trial_folder(trial.id), fresh=fresh)
-        assignment = self._assignment(trial, folder.attempt, lane)
+        stack = self.stacks.get(trial.cell.axes.stack or "")
+        assignment = self._assignment(trial, folder.attempt, lane, stack)
         write_assignment(folder.assignment_path, assignment)
-        cell, launcher = trial.cell, self.launcher
-        if cell.axes.stack is not None:
-            launcher = launcher.in_stack(self.stacks[cell.axes.stack])
         ended = yield from run_ranks(
-            launcher,
-            folder,
-            cell.axes.world_size,
-            launcher.variables(cell.axes.num_threads, cell.environment),
+            self.launcher,
+            RankProgram.of(trial.cell, folder, stack),
             self.sweep.timeout,
-            preload=heavy_modules(cell.workload.uses),
             stop_reason=self.stop.reason,
             poll_seconds=self.poll_seconds / lane.count,
             on_poll=lambda: self.listener.on_trial_progress(
@@ -215,10 +213,11 @@ class Runner:
         end_attempt(folder, record)
         return record
 
-    def _assignment(self, trial: Trial, attempt: int, lane: Lane) -> Assignment:
+    def _assignment(
+        self, trial: Trial, attempt: int, lane: Lane, stack: ReadyStack | None
+    ) -> Assignment:
         """Return what the ranks of a trial read before anything else."""
         sweep, launched, workload = self.sweep, self.provenance, trial.cell.workload
-        stack = self.stacks.get(trial.cell.axes.stack or "")
         return Assignment(
             trial=trial,
             base_folder=str(sweep.base_folder),
@@ -233,3 +232,59 @@ class Runner:
             installed=launched.installed if stack is None else stack.installed,
             packages=launched.packages.get(workload.uses, ()),
         )
+
+
+# Lanes
+
+
+def arrange(
+    trials: Sequence[Trial], profile: Profile
+) -> list[tuple[Sequence[Lane], Sequence[Trial]]]:
+    """Return trials with the lanes that they share, in the order in which they begin.
+
+    Those that need the same number of lanes share them, the fewest lanes first. Without a number in the
+    profile, that is as many as have GPUs or cores of their own.
+    """
+    if profile.parallel == 1:  # also under Slurm, where this is not the machine of the ranks
+        return [([Lane()], trials)]
+    slots, _ = available_slots(profile)
+    gpus, cores = range(profile.gpus), neighboring_cores(usable_cores())
+    by_count: dict[int, list[Trial]] = {}
+    for trial in trials:
+        axes = trial.cell.axes
+        devices, needed = len(gpus), axes.world_size
+        if not gpus:
+            devices, needed = len(cores), needed * (axes.num_threads + axes.num_workers)
+        count = min(slots // axes.world_size, devices // needed)
+        if profile.parallel != "auto":
+            count = min(profile.parallel, count)
+        by_count.setdefault(max(1, count), []).append(trial)
+    return [(make_lanes(count, cores, gpus), by_count[count]) for count in sorted(by_count)]
+
+
+def make_lanes(count: int, all_cores: Sequence[int], all_gpus: Sequence[int]) -> list[Lane]:
+    """Return lanes with equal shares of cores, of which neighbors share a physical one, and of GPUs."""
+    if count == 1:
+        return [Lane()]
+    lanes = []
+    cores_each, gpus_each = len(all_cores) // count, len(all_gpus) // count
+    for number in range(count):
+        cores = sorted(all_cores[number * cores_each :][:cores_each])
+        gpus = all_gpus[number * gpus_each :][:gpus_each]
+        lane = Lane(number=number, count=count, cores=tuple(cores), gpus=tuple(gpus))
+        lanes.append(lane)
+    return lanes
+
+
+def neighboring_cores(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
+    """Return cores in an order in which the threads of a physical core are neighbors.
+
+    Linux often numbers the second threads of all cores after the first ones. Lanes that share a
+    physical core would take its caches and units from each other. Where Linux does not say, the order is
+    that of their numbers.
+    """
+    cores = sorted(cores)
+    try:
+        return sorted(cores, key=lambda core: core_position(core, system))
+    except OSError:
+        return cores

@@ -144,7 +144,7 @@ def run(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun.of(profile),
+            launcher=Torchrun.of(profile).start,
             listener=listener,
             stop=stack.enter_context(deferred_interrupts(listener.on_message)),
             stacks=stacks,
@@ -152,8 +152,8 @@ def run(
         records = {record.trial.id: record for record in planned.finished}
         for record in runner.run(planned.pending, fresh=redo == "all"):
             # As it is on the disk: the columns of all trials would fill the memory.
-            path = folder.trial_folder(record.trial.id).record_path
-            records[record.trial.id] = read_record(path)
+            trial_id = record.trial.id
+            records[trial_id] = read_record(folder.trial_folder(trial_id).record_path)
             if fail_fast and record.status in ("failed", "interrupted"):
                 runner.stop.note(f"--fail-fast: {record.trial.cell.label} {record.status}")
     return list(records.values())

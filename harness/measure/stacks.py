@@ -1,4 +1,4 @@
-"""What a process does, as it is seen from outside: its state and its stacks.
+"""What a process does, as it is seen from outside: its stacks.
 
 A process that calls `write_stacks_on_signal` writes its Python stacks into its log when it gets a
 signal. The handler needs no lock of Python, so it works in an endless loop of native code too.
@@ -7,7 +7,6 @@ signal. The handler needs no lock of Python, so it works in an endless loop of n
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
 import signal
 from contextlib import suppress
@@ -20,8 +19,6 @@ from harness.records.record import FRAME, own_frame
 # Has a process write the Python stacks of its threads. No library and no user has one this high.
 STACK_SIGNAL = signal.SIGRTMIN + 5
 LOG_END = 2**18  # bytes in which its last stacks are looked for
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 OF_HARNESS = re.compile(r"/(?:harness|workloads)/")
 # A thread in what faulthandler writes, and a call of it.
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
@@ -48,25 +45,15 @@ def site_of(stack: str) -> str:
     return "" if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
 
 
-def process_state(pid: int, created: float) -> str:
-    """Return the state of a process, as psutil calls it; empty if it can't be seen from here.
-
-    Of another process that has the id, such as on another host, nothing is known.
-    """
-    try:
-        process = psutil.Process(pid)
-        if abs(process.create_time() - created) > 1:
-            return ""
-        return str(process.status())
-    except psutil.Error:
-        return ""
-
-
 def ask_for_stacks(pid: int, created: float) -> None:
-    """Have a rank on this host write its stacks to its log; it catches the signal from its start on."""
-    if process_state(pid, created):
-        with suppress(OSError):  # it has ended
-            os.kill(pid, STACK_SIGNAL)
+    """Have a rank write its stacks to its log, if it is on this host and was created at this time.
+
+    It catches the signal from its start on.
+    """
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if abs(process.create_time() - created) < 1:
+            process.send_signal(STACK_SIGNAL)
 
 
 def last_stack(log: Path) -> str:

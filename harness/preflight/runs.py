@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.core.progress import report_progress
 from harness.core.scratch import run_folder
-from harness.launch.unmeasured import run_unmeasured
+from harness.launch.tasks import run_task
 from harness.preflight.rates import RATES_FILE, CellRates, read_curve
 from harness.preflight.report import CHECKS_FILE, WorkloadReport, read_checks
 from harness.sweep.axes import Axes
@@ -41,9 +41,7 @@ def examine_sweep(
             report_progress(label)
             examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
             trial = Trial(cell=replace(cell, axes=Axes(**examined)), seed=seed)
-            trial_folder = run_unmeasured(
-                "check", trial, sweep.base_folder, profile, TIMEOUT, folder
-            )
+            trial_folder = run_task("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
             reports.append(read_checks(trial_folder.path / CHECKS_FILE))
     return reports
 
@@ -62,7 +60,7 @@ def search_sweep(sweep: Sweep, seeds: Sequence[int], profile: Profile) -> list[C
             for seed in seeds:
                 report_progress(f"{cell.label} seed {seed}")
                 trial = Trial(cell=searched, seed=seed)
-                trial_folder = run_unmeasured(
+                trial_folder = run_task(
                     "find-lr", trial, sweep.base_folder, profile, sweep.timeout, folder
                 )
                 curves.append(read_curve(trial_folder.path / RATES_FILE))

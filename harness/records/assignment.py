@@ -89,7 +89,6 @@ class FailedRank:
 
     exitcode: int  # negative: the number of the signal that ended it
     at: Amount  # when its end was noticed, seconds since the epoch
-    out_of_memory: bool = False  # whether the kernel killed it for want of memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,11 +107,9 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
     Raises BadInput for a stack that ranks can't run under, and for one whose packages differ from the
     record: it would be another experiment under the same name.
     """
-    if cell.stack is None:
-        return None
     ready = ready_stack(cell, base, cell.label)
     environment = original.record.environment
-    if environment is None or environment.installed in (None, ready.installed):
+    if ready is None or environment is None or environment.installed in (None, ready.installed):
         return ready
     recorded = (read_packages(original) or "").split()
     present = ready.pins.split()
@@ -225,7 +223,7 @@ def _run_group(
             sweep=sweep,
             profile=profile,
             folder=folder,
-            launcher=Torchrun.of(profile),
+            launcher=Torchrun.of(profile).start,
             listener=listener,
             stop=stack.enter_context(deferred_interrupts(listener.on_message)),
             stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},

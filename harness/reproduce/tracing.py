@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.analysis.rungs import Agreement, compare_evidence, evidence_of_record
 from harness.core.progress import report_progress
 from harness.core.scratch import run_folder
-from harness.launch.unmeasured import run_unmeasured
+from harness.launch.tasks import run_task
 from harness.records.record import Record
 from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
@@ -88,7 +88,7 @@ class Tracer:
         """
         report_progress(f"tracing {name}: {traced.trial.cell.label}")
         cell = traced.trial.cell
-        folder = run_unmeasured(
+        folder = run_task(
             "trace",
             traced.trial,
             traced.base_folder,

@@ -21,8 +21,8 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results, SweepFolder
 from harness.core.progress import report_progress
 from harness.launch import sweep as local
-from harness.launch.controller import run_client
 from harness.launch.runner import TrialListener
+from harness.launch.srun import run_client
 from harness.records.files import read_record_if_exists
 from harness.records.numbers import RATE
 from harness.records.record import Record

@@ -33,9 +33,9 @@ from harness.core.paths import SweepFolder, TrialFolder, write_atomically
 from harness.core.ports import node_address
 from harness.core.slurm_environment import own_job_id
 from harness.core.text import counted
-from harness.launch import controller
+from harness.launch import srun
+from harness.launch.attempts import last_saved_at
 from harness.launch.interrupt import StopRequest
-from harness.launch.retries import last_saved_at
 from harness.launch.runner import Runner, TrialListener
 from harness.launch.srun import Srun, cancelled_by_user
 from harness.launch.stack import ready_stacks
@@ -142,7 +142,7 @@ class Job:
         """
         self.refuse_cancelled()
         self.refuse_restarts(self.submission.profile.slurm.requeues - 1)
-        completed = controller.call(["scontrol", "requeue", own_job_id()], on_wait=log)
+        completed = srun.call(["scontrol", "requeue", own_job_id()], on_wait=log)
         if completed.returncode:
             refusal = one_line(completed.stderr)
             raise HarnessError(f"job {own_job_id()} can't be requeued: {refusal}")
@@ -180,7 +180,7 @@ class Job:
             sweep=self.submission.sweep,
             profile=profile,
             folder=self.sweep_folder,
-            launcher=launcher,
+            launcher=launcher.start,
             listener=listener,
             since=self.submission.created_at,
             poll_seconds=POLL_SECONDS,
@@ -242,7 +242,7 @@ def run_until_interrupted(job: Job, runner: Runner, pending: Sequence[Trial]) ->
                 job.note_progress()
         elif kind == "ControllerDown":
             # Wait until the controller answers, or this process is to stop.
-            controller.call(
+            srun.call(
                 ["scontrol", "show", "job", "--oneliner", own_job_id()],
                 on_wait=log,
                 is_wanted=lambda: runner.stop.reason() is None,

@@ -18,7 +18,7 @@ from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import SweepFolder
 from harness.core.progress import print_message
 from harness.core.text import listed
-from harness.launch import controller
+from harness.launch import srun
 from harness.slurm.submission import Submission, read_all
 
 # Of a line of squeue: id, state, nodes, name, and why the job is pending. The last one is free text,
@@ -65,7 +65,7 @@ def query(submissions: Sequence[Submission], patience: float = 0.0) -> list[Queu
     # --all: partitions that are hidden from the user too; --array: a line for each job of an array.
     command = ["squeue", f"--user={','.join(users)}", "--all", "--array", "--noheader"]
     command.append(f"--format={FORMAT}")
-    completed = controller.call(command, patience=patience, on_wait=print_message)
+    completed = srun.call(command, patience=patience, on_wait=print_message)
     if completed.returncode:
         raise SlurmDown(one_line(completed.stderr or f"squeue: exit code {completed.returncode}"))
     return parse_squeue(completed.stdout)

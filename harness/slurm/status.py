@@ -19,7 +19,7 @@ from typing import Literal
 from harness.core.errors import BadInput, one_line
 from harness.core.files import last_log_line
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.launch.retries import runs_again
+from harness.launch.attempts import runs_again
 from harness.launch.watch import STALE_SECONDS
 from harness.records.assignment import read_progress_file
 from harness.records.files import read_record_if_exists

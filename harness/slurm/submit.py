@@ -26,7 +26,7 @@ from harness.core.import_path import import_variables, module_command
 from harness.core.paths import SweepFolder
 from harness.core.slurm_environment import ignored_variables, submission_environment
 from harness.core.text import listed
-from harness.launch import controller
+from harness.launch import srun
 from harness.launch.stack import ready_stacks
 from harness.launch.sweep import Redo, plan, refuse_changed_profile
 from harness.records.differences import profile_change, run_settings
@@ -87,7 +87,7 @@ def submit(
     Slurm refuses, or does not answer for too long.
     """
     with lock(sweep_folder):
-        prepared = prepare(sweep, profile, sweep_folder, redo, patience=controller.PATIENCE_SECONDS)
+        prepared = prepare(sweep, profile, sweep_folder, redo, patience=srun.PATIENCE_SECONDS)
         submission = prepared.submission
         # Also where nothing is left to submit: `show`, the report and MLflow follow what was named last.
         write_spec(sweep, sweep_folder)
@@ -101,7 +101,7 @@ def submit(
             try:
                 call_sbatch(executor, leader_lines(sweep_folder, submission, number))
             except HarnessError as error:
-                if number == 0 and not controller.is_silent(str(error)):
+                if number == 0 and not srun.is_silent(str(error)):
                     shutil.rmtree(submissions.folder_of(sweep_folder, submission.id))
                 raise HarnessError(
                     f"{error}; {number} of {len(submission.arrays)} arrays were submitted;"
@@ -341,7 +341,7 @@ def cancel(sweep_folder: SweepFolder) -> list[str]:
             folder = submissions.folder_of(sweep_folder, submission.id)
             (folder / submissions.CANCELLED).touch()
         if job_ids:
-            completed = controller.run_client(["scancel", *job_ids])
+            completed = srun.run_client(["scancel", *job_ids])
             if completed.returncode:
                 raise HarnessError(f"scancel: {one_line(completed.stderr)}")
     return list(job_ids)

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 # Not SIGTERM, with which launchers end the ranks of a trial that has failed.
 SIGNAL = signal.SIGUSR2
 END_SECONDS = 1.0  # that a heartbeat which is being written has to end
+# Without a step, after which a rank writes its stacks: so long, and so many times as long as ever before. It is
+# less than after which the runner says that the trial hangs.
+STACK_SECONDS, STACK_STEPS = 45.0, 5
 
 
 def before_torch() -> None:
@@ -89,8 +92,8 @@ class ProgressFile:
 def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Iterator[None]:
     """Write a rank's heartbeats while the block lasts, each in place of the last.
 
-    Ranks that begin at the same time take turns from their second heartbeat on. After each one, the
-    rank writes its stacks to its log if it is asked to.
+    Ranks that begin at the same time take turns from their second heartbeat on. A rank that has made no
+    step for long writes its stacks to its log, once: the trial may hang.
     """
     path = folder.heartbeat_path(ranks.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +104,9 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     def beat() -> None:
         """Write heartbeats until the block ends."""
         pause = period * (ranks.rank + 1) / ranks.world_size
-        was_asked = False
+        step, since = 0, time.monotonic()  # the last step that was seen, and since when
+        longest = 0.0  # seconds between two
+        has_written = False
         while not ended.is_set():
             heartbeat = Heartbeat(
                 rank=ranks.rank,
@@ -114,10 +119,13 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
                 at=time.time(),
             )
             _replace(path, asdict(heartbeat))
-            is_asked = folder.stacks_request.exists()
-            if is_asked and not was_asked:
+            elapsed = time.monotonic() - since
+            if state.step != step or not state.in_step:
+                longest = max(longest, elapsed)
+                step, since, has_written = state.step, time.monotonic(), False
+            elif elapsed > max(STACK_SECONDS, STACK_STEPS * longest) and not has_written:
                 faulthandler.dump_traceback()
-            was_asked = is_asked
+                has_written = True
             ended.wait(pause)
             pause = period
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.core import processes
 from harness.core.errors import HarnessError
 from harness.core.processes import (
     PARENT_VARIABLE,
@@ -175,31 +174,3 @@ class TestRunCommand:
             return mark not in [" ".join(process.info["cmdline"] or []) for process in running]
 
         wait_until(is_gone, seconds=10)
-
-
-@pytest.fixture
-def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(processes, "MOUNT", tmp_path)
-    monkeypatch.setattr(processes, "GROUP_OF_THIS_PROCESS", tmp_path / "groups")
-    return tmp_path
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("groups", "file", "content"),
-    [
-        ("0::/a.slice/b", "a.slice/b/memory.events", "low 0\noom 9\noom_kill 3\n"),
-        ("0::/", "memory.events", "oom_kill 3\noom_group_kill 1\n"),
-        ("0::/of/the/host", "memory.events", "oom_kill 3\n"),
-    ],
-    ids=["v2", "v2 root", "container"],
-)
-def test_kills_are_counted(mount: Path, groups: str, file: str, content: str) -> None:
-    write(mount / "groups", groups)
-    assert processes.oom_kills() == 0
-    write(mount / file, content)
-    assert processes.oom_kills() == 3

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from harness.launch import torchrun
-from harness.sweep.axes import Variables
+from harness.launch.launcher import RankProgram, rank_environment
 from tests.support.running import line_sweep, run
 
 pytestmark = pytest.mark.distributed
@@ -35,10 +36,12 @@ def test_each_value_is_seen_and_takes_effect(
     assert capabilities[0] in ("DEFAULT", "NO AVX")
     assert capabilities[1] == BEST
 
-    def pass_nothing_on(variables: Mapping[str, str], assigned: Variables) -> dict[str, str]:
-        return dict(variables)
+    def pass_nothing_on(
+        inherited: Mapping[str, str], profile: Mapping[str, str], program: RankProgram
+    ) -> dict[str, str]:
+        return rank_environment(inherited, profile, replace(program, variables={}))
 
-    monkeypatch.setattr(torchrun, "assign", pass_nothing_on)
+    monkeypatch.setattr(torchrun, "rank_environment", pass_nothing_on)
     for record, value in zip(run(sweep, redo="all"), values, strict=True):
         assert record.failure is not None
         assert record.failure.kind == "NotApplied"

@@ -112,9 +112,11 @@ def test_torchrun_and_its_ranks_end_with_a_starter_that_is_killed(
     program = (
         "import sys, time; from pathlib import Path\n"
         "from harness.core.paths import TrialFolder\n"
+        "from harness.launch.launcher import RankProgram\n"
         "from harness.launch.torchrun import Torchrun\n"
-        "folder, launcher = TrialFolder(Path(sys.argv[1])), Torchrun(environment={})\n"
-        "launcher.start('harness.training.worker', folder, 2, launcher.variables(1, {}))\n"
+        "folder = TrialFolder(Path(sys.argv[1]))\n"
+        "program = RankProgram(folder=folder, world_size=2, num_threads=1)\n"
+        "Torchrun(environment={}).start(program)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "trial")]) as starter:

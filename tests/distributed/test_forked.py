@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from harness.core.paths import TrialFolder
+from harness.launch.launcher import RankProgram, StartedRanks
+from harness.launch.ranks import run_ranks
 from harness.launch.torchrun import Torchrun
-from harness.launch.watch import watch
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
@@ -71,9 +71,11 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
     write(TOLD)
     printed = []
     for fork in (True, False):
-        launcher = Torchrun(environment={}, fork=fork)
         log = trial_folder.launch_log
-        ranks = launcher.start("ranks", trial_folder, 2, launcher.variables(1, {}), ["a b"])
+        program = RankProgram(
+            module="ranks", arguments=["a b"], folder=trial_folder, world_size=2, num_threads=1
+        )
+        ranks = Torchrun(environment={}, fork=fork).start(program)
         assert ranks.wait(300) == 0, log.read_text(encoding="utf-8")
         printed.append(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
     stores = [[told.pop() for told in everyone] for everyone in printed]
@@ -92,20 +94,17 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fo
     os.mkfifo("pipe")
     trial_folder.path.mkdir()
     trial_folder.assignment_path.touch()
-    launcher = Torchrun(environment={}, fork=fork)
-    process = launcher.start("ranks", trial_folder, 4, launcher.variables(1, {}))
-    try:
-        for _ in watch(process, launcher, trial_folder, 4, 300):
-            pass
-    finally:
-        launcher.end(process, trial_folder)
-    failed = json.loads(trial_folder.failures_path.read_text(encoding="utf-8"))
-    exit_codes = {rank: ended["exitcode"] for rank, ended in failed.items()}
-    assert (exit_codes.pop("1"), exit_codes.pop("2")) == (-signal.SIGKILL, 3)
-    assert set(exit_codes.values()) <= {-signal.SIGTERM}
-    seen = [
-        (ended.kind, ended.rank, ended.message)
-        for ended in launcher.observed_failures(trial_folder)
-    ]
-    assert sorted(seen) == [("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")]
+    program = RankProgram(module="ranks", folder=trial_folder, world_size=4, num_threads=1)
+    started: list[StartedRanks] = []
+
+    def start(program: RankProgram) -> StartedRanks:
+        started.append(Torchrun(environment={}, fork=fork).start(program))
+        return started[0]
+
+    for _ in run_ranks(start, program, 300):
+        pass
+    seen = set()
+    for ended in started[0].observed_failures():
+        seen.add((ended.kind, ended.rank, ended.message.partition(",")[0]))
+    assert {("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")} <= seen
     assert processes_below(trial_folder.path) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -11,51 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import Results
-from harness.launch import watch
 from harness.records.files import read_record
-from harness.records.record import Failure
 from tests.support import contrastive
-from tests.support.hang_verdicts import ALONE, WAYS, check_verdict, failure_of, hang_sweep
+from tests.support.hang_verdicts import WAYS, check_verdict, hang_sweep
 from tests.support.running import line_sweep, local_profile, processes_below, run
 
 pytestmark = pytest.mark.distributed
 CONTRASTIVE = f"{contrastive.__file__}:Contrastive"
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have trials end sooner that hang, which make steps of 0.1 s."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.5)
-    monkeypatch.setattr(watch, "STALE_SECONDS", 1.0)
-    monkeypatch.setattr(watch, "MIN_STANDSTILL_SECONDS", 4.0)
-    monkeypatch.setattr(watch, "STANDSTILL_SEGMENTS", 2)
-
-
-def failure_after(folder: Path, way: str) -> Failure:
-    """Run a trial of two ranks that hangs early in one way, and return its second failure."""
-    folder.mkdir()
-    sweep = hang_sweep(folder, way, world_size=2, strategy="ddp", at=6, timeout=120)
-    (record,) = run(sweep)
-    assert [failure.kind for failure in record.previous_failures] == ["Hang"]
-    return failure_of(record)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("impatient")
-def test_hangs_are_named_within_the_pace_of_the_trial(tmp_path: Path) -> None:
-    """Neither of these ranks has failed: each would wait until the trial's time-out."""
-    apart = failure_after(tmp_path / "order", "order")
-    assert (apart.kind, apart.rank) == ("Hang", None), "of two ranks, either may be wrong"
-    assert re.match(
-        r"rank 0 on \S+ is in hangs.py:\d+ after step (\d+); rank 1 on \S+ is in hangs.py:\d+ after step"
-        r" \1; no progress for \d+ s, and [\d.]+ s at most before",
-        apart.message,
-    )
-    blocked = failure_after(tmp_path / "pipe", "pipe")
-    assert (blocked.kind, blocked.rank, blocked.log) == ("Hang", 1, "logs/rank1.log")
-    assert re.search(ALONE["pipe"][1], blocked.message)
-    assert re.match(r".*hangs.py:\d+: rank 1 on ", str(blocked)), "the user's own line"
-    assert processes_below(tmp_path) == []
 
 
 def test_a_loss_that_communicates_ends(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from harness.core.paths import Results
 from harness.hardware import machine as machines
 from harness.hardware.machine import Machine, machine_key
 from harness.hardware.measured_peaks import ALL_REDUCE_BYTES
-from harness.launch import probe
-from harness.launch.probe import measure_peaks
+from harness.launch import tasks
+from harness.launch.tasks import measure_peaks
 from harness.launch.torchrun import Torchrun
 from harness.records.environment import describe_hardware
 from tests.support.commands import CommandResult, harness
@@ -46,8 +46,8 @@ def fork_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That server is one for a thread, and ranks set how many they measure with.
     """
-    monkeypatch.setattr(probe, "Torchrun", partial(Torchrun, fork=True))
-    monkeypatch.setattr(probe, "usable_cores", lambda: [0])
+    monkeypatch.setattr(tasks, "Torchrun", partial(Torchrun, fork=True))
+    monkeypatch.setattr(tasks, "usable_cores", lambda: [0])
 
 
 @pytest.fixture(

@@ -173,7 +173,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(tmp_path: Path) -> None:
     run(sweep, listener=Killer("rank", "forkserver", hold=hold))
     assert failure_kinds(sweep) == ["Killed", None, None]
     (lost,) = read_record(trial_folders(sweep)[1].record_path).previous_failures
-    assert "left no result; its launcher was ended by SIGKILL; the last line of" in lost.message
+    assert "left no result; its launcher: Killed, ended by SIGKILL" in lost.message
     hold.touch()
     first = trial_folders(sweep)[0]
 

@@ -1,4 +1,4 @@
-"""A sweep over two interpreters: one that ranks are forked under, one in a container."""
+"""A sweep over two interpreters: one that is started as it is, one in a container."""
 
 from __future__ import annotations
 

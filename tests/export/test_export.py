@@ -62,7 +62,7 @@ def run_in_this_process(
 @pytest.fixture
 def trained(results: Results, monkeypatch: pytest.MonkeyPatch) -> TrainedTrial:
     """Return a trial whose exports run in this process."""
-    monkeypatch.setattr(exporting, "run_unmeasured", run_in_this_process)
+    monkeypatch.setattr(exporting, "run_task", run_in_this_process)
     return train(results)
 
 

@@ -1,4 +1,4 @@
-"""What attempts at a trial leave, and what the next one makes of it."""
+"""What attempts at a trial leave, what the next one makes of it, and whether there is one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.launch.attempts import begin_attempt, failures_before
+from harness.launch.attempts import begin_attempt, failures_before, runs_again
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
-from harness.records.record import Status
+from harness.records.record import Failure, RunSettings, Status
 from tests.factories import make_record
+
+SETTINGS = RunSettings(
+    sweep_file="sweep.yaml", base_folder=".", checkpoint="none", saves_at_intervals=False, timeout=60.0,
+    launcher="torchrun", device="cpu", forkserver=True, environment={}, slurm={},
+)  # fmt: skip
 
 
 def leave_attempt(folder: TrialFolder, status: Status | None) -> TrialFolder:
@@ -79,10 +84,45 @@ def test_an_attempt_without_a_record_was_interrupted_at_its_last_sign_of_life(
     """The job may be pending for hours before it goes on, which is no work done twice."""
     folder = leave_attempt(TrialFolder(tmp_path), None)
     os.utime(folder.assignment_path, (1000.0, 1000.0))
-    folder.heartbeat_folder.mkdir()
-    for rank, at in enumerate([1030.0, 1034.0]):
-        folder.heartbeat_path(rank).touch()
-        os.utime(folder.heartbeat_path(rank), (at, at))
+    folder.heartbeat_folder.mkdir()  # each heartbeat is written in place of the last
+    os.utime(folder.heartbeat_folder, (1034.0, 1034.0))
     (failure,) = failures_before(begin_attempt(folder, fresh=False))
     assert (failure.kind, failure.attempt) == ("Interrupted", 1)
     assert (failure.began_at, failure.at) == (1000.0, 1034.0)
+
+
+def answers(kind: str, attempts: int, since: float = 0.0, saves: bool = False) -> list[bool]:
+    """Return whether a trial runs again after each attempt of which it has failed so, at 10 s, 20 s, ..."""
+    failures: list[Failure] = []
+    found = []
+    for number in range(1, attempts + 1):
+        failure = Failure(kind=kind, message="")
+        record = make_record(status="failed", started=10.0 * number, attempt=number)
+        record = replace(
+            record,
+            failure=failure,
+            previous_failures=tuple(failures),
+            settings=replace(SETTINGS, saves_at_intervals=saves),
+        )
+        found.append(runs_again(record, TrialFolder(Path("nowhere")), since, 1))
+        failures.append(replace(failure, began_at=10.0 * number, attempt=number))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [("Lost", 2), ("NodeFailure", 2), ("Hang", 1), ("Unresponsive", 1), ("ValueError", 0)],
+)
+def test_a_failure_allows_so_many_more_attempts(kind: str, times: int) -> None:
+    assert answers(kind, 4) == [True] * times + [False] * (4 - times)
+
+
+def test_failures_before_a_submission_do_not_count() -> None:
+    assert answers("NodeFailure", 3) == [True, True, False]
+    assert answers("NodeFailure", 3, since=20.0) == [True, True, True]
+
+
+def test_what_may_be_the_trials_own_is_retried_where_it_saves() -> None:
+    assert answers("Killed", 3) == [False] * 3
+    assert answers("Killed", 3, saves=True) == [True, True, False]
+    assert answers("ValueError", 1, saves=True) == [False]

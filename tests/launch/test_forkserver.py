@@ -15,16 +15,15 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.core.processes import end_process_group, start_session
+from harness.core.processes import start_session
 from harness.launch import forkserver
-from harness.launch.abandoned import mark_variables
 from harness.launch.forkserver import (
     ForkedRanks,
     ForkRequest,
     ForkServer,
-    Setup,
     shared_server,
 )
+from harness.launch.launcher import RankProgram
 from harness.launch.torchrun import Torchrun
 from tests.support.running import wait_until
 from tests.support.tree import TOP
@@ -55,7 +54,6 @@ print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), 
 """
 
 PRELOAD = ("json",)
-SETUP = Setup(preload=PRELOAD)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +80,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(log: Path, *arguments: str, **variables: str) -> ForkedRanks:
     """Start the module `program` as the ranks of a trial are started."""
     environment = {**os.environ, **variables}
-    server = shared_server(environment, Setup(preload=forkserver.PRELOAD))
+    server = shared_server(environment, forkserver.PRELOAD)
     request = ForkRequest(
         module="program",
         arguments=arguments,
@@ -104,7 +102,7 @@ def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     fresh_log = module.with_name("fresh.log")
     assert start(forked_log, "a b", "c", MINE="1").wait(300) == 7
     command = [sys.executable, "-P", "-m", "program", "a b", "c"]
-    variables = {**os.environ, "MINE": "1", **mark_variables(forked_log)}
+    variables = {**os.environ, "MINE": "1"}
     assert start_session(command, variables, fresh_log).wait(300) == 7
     forked = printed(forked_log)
     fresh = printed(fresh_log)
@@ -127,18 +125,18 @@ def test_a_process_finds_nothing_that_an_earlier_one_left_behind(module: Path) -
     assert "1" in logs[0].read_text(encoding="utf-8").split()
 
 
-def test_a_module_that_fails_leaves_its_traceback(module: Path) -> None:
-    module.write_text("raise ValueError('the dog ate it')", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("raise ValueError('the dog ate it')", "ValueError: the dog ate it\n"),
+        ("import sys; sys.exit('no rank today')", "no rank today\n"),
+    ],
+)
+def test_a_module_that_fails_leaves_why(module: Path, code: str, end: str) -> None:
+    module.write_text(code, encoding="utf-8")
     log = module.with_name("log")
     assert start(log).wait(300) == 1
-    assert log.read_text(encoding="utf-8").endswith("ValueError: the dog ate it\n")
-
-
-def test_a_module_may_exit_with_a_message(module: Path) -> None:
-    module.write_text("import sys; sys.exit('no rank today')", encoding="utf-8")
-    log = module.with_name("log")
-    assert start(log).wait(300) == 1
-    assert log.read_text(encoding="utf-8") == "no rank today\n"
+    assert log.read_text(encoding="utf-8").endswith(end)
 
 
 def test_the_exit_code_of_a_process_that_ends_at_once_is_not_lost(module: Path) -> None:
@@ -147,17 +145,18 @@ def test_the_exit_code_of_a_process_that_ends_at_once_is_not_lost(module: Path) 
         assert start(module.with_name(f"{number}.log")).wait(60) == 3
 
 
-def test_a_process_ends_with_its_group(module: Path) -> None:
+def test_processes_end_with_their_groups_before_the_next_ones_start(module: Path) -> None:
     module.write_text("import subprocess; subprocess.run(['sleep', '600'])", encoding="utf-8")
-    process = start(module.with_name("log"))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    processes = start(module.with_name("log"))
+    (pid,) = processes.pids
+    children = Path(f"/proc/{pid}/task/{pid}/children")
     wait_until(children.read_text)
     (child,) = children.read_text().split()
-    assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
-    end_process_group(process)
-    assert process.poll() == -signal.SIGTERM
+        processes.wait(0.01)
+    processes.end(grace=0.0)
+    assert processes.exit_codes() == [-signal.SIGKILL]
+    assert not Path(f"/proc/{pid}").exists()
     wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
@@ -166,30 +165,23 @@ def test_a_forkserver_that_was_killed_takes_its_processes_along_and_is_replaced(
 ) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     process = start(module.with_name("log"), MINE="killed")
-    os.kill(parent_of(process.pid), signal.SIGKILL)
+    process.server.process.send_signal(signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
-    wait_until(lambda: not Path(f"/proc/{process.pid}").exists())
+    wait_until(lambda: not Path(f"/proc/{process.pids[0]}").exists())
     module.write_text("", encoding="utf-8")
     assert start(module.with_name("log"), MINE="killed").wait(300) == 0
-
-
-def parent_of(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("PPid:"):
-            return int(line.split()[1])
-    raise AssertionError("every process has a parent")
 
 
 def test_everything_ends_with_the_process_that_started_the_forkserver(module: Path) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
     program = (
         "import os, time\n"
-        "from harness.launch.forkserver import ForkRequest, Setup, shared_server\n"
-        f"server = shared_server(dict(os.environ), Setup(preload={PRELOAD}))\n"
+        "from harness.launch.forkserver import ForkRequest, shared_server\n"
+        f"server = shared_server(dict(os.environ), {PRELOAD})\n"
         "request = ForkRequest(module='program', arguments=[], variables=dict(os.environ),"
         " folder='.', log='log')\n"
         "process = server.fork([request])\n"
-        "print(server.process.pid, process.pid, flush=True)\n"
+        "print(server.process.pid, *process.pids, flush=True)\n"
         "time.sleep(600)\n"
     )
     python_path = os.pathsep.join([str(TOP), os.environ.get("PYTHONPATH", "")])
@@ -213,7 +205,7 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         encoding="utf-8",
     )
     python_path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
-    server = ForkServer(SETUP, {**os.environ, "PYTHONPATH": python_path})
+    server = ForkServer({**os.environ, "PYTHONPATH": python_path}, PRELOAD)
     with pytest.raises(HarnessError, match=r"has 2 threads after loading its modules; allowed: 1$"):
         server.fork([])
     server.close()
@@ -221,8 +213,7 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
 
 def test_a_library_that_starts_a_thread_when_it_is_loaded_is_told_not_to(module: Path) -> None:
     """That of pyarrow's allocator, which scikit-learn loads where pandas is installed."""
-    setup = replace(SETUP, preload=["pyarrow"])
-    server = ForkServer(setup, os.environ)
+    server = ForkServer(os.environ, ["pyarrow"])
     code = "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))"
     module.write_text(code, encoding="utf-8")
     try:
@@ -251,7 +242,7 @@ def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path
     (tmp_path / "program.py").write_text("import harness.core.errors\nprint(harness.__path__[0])")
     log = tmp_path / "log"
     found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
-    server = shared_server(os.environ, SETUP)
+    server = shared_server(os.environ, PRELOAD)
     codes = [server.fork([process]).wait(60) for process in (request(tmp_path, log, []), found)]
     assert codes == [1, 0]
     assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
@@ -267,34 +258,26 @@ def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path)
         (tree / "own.py").write_text(f"VALUE = {name!r}\n", encoding="utf-8")
         (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
         requests.append(request(tree, tmp_path / f"{name}.log", [core]))
-    server = shared_server(dict(os.environ), SETUP)
+    server = shared_server(dict(os.environ), PRELOAD)
     assert server.fork(requests).wait(300) == 0
     assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
     assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
-    assert shared_server(dict(os.environ), SETUP) is server
-
-
-def test_killed_processes_are_gone_before_the_next_ones_start(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import time; time.sleep(600)", encoding="utf-8")
-    server = shared_server(dict(os.environ), SETUP)
-    processes = server.fork([request(tmp_path, tmp_path / "log", []) for _ in range(2)])
-    assert processes.poll() is None
-    processes.end(grace=0.0)
-    assert processes.exit_codes() == [-signal.SIGKILL, -signal.SIGKILL]
-    for pid in processes.pids:
-        assert not Path(f"/proc/{pid}").exists()
+    assert shared_server(dict(os.environ), PRELOAD) is server
 
 
 def test_ranks_are_started_without_a_forkserver_that_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "ends.py"
-    program.write_text("import sys; sys.exit('no fork today')", encoding="utf-8")
-    monkeypatch.setattr(forkserver, "PROGRAM", program)
+    ends = tmp_path / "ends.py"
+    ends.write_text("import sys; sys.exit('no fork today')", encoding="utf-8")
+    monkeypatch.setattr(forkserver, "PROGRAM", ends)
     (tmp_path / "rank.py").write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
     launcher = Torchrun(environment={"PYTHONPATH": str(tmp_path)}, fork=True)
     trial = TrialFolder(tmp_path / "trial")
-    ranks = launcher.start("rank", trial, 2, launcher.variables(1, {}), ["--write-logs"])
+    program = RankProgram(
+        module="rank", arguments=["--write-logs"], folder=trial, world_size=2, num_threads=1
+    )
+    ranks = launcher.start(program)
     assert ranks.wait(120) == 0, trial.launch_log.read_text(encoding="utf-8")
     written = trial.launch_log.read_text(encoding="utf-8")
     assert written.count(f"['{trial.path}', '--write-logs']") == 2
@@ -312,14 +295,14 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     green = dict(os.environ)
     blue = {**green, "COLOR_OF_SERVER": "blue"}
     unset = {name: value for name, value in green.items() if name != "COLOR_OF_SERVER"}
-    busy = shared_server(green, Setup(preload=[]))
+    busy = shared_server(green, [])
     processes = busy.fork([request(tmp_path, tmp_path / "log", [])])
-    idle = shared_server(blue, Setup(preload=[]))
+    idle = shared_server(blue, [])
     idle.fork([])
-    third = shared_server(unset, Setup(preload=[]))
+    third = shared_server(unset, [])
     assert list(forkserver._servers.values()) == [busy, third]
     assert idle.process.poll() is not None
-    assert shared_server(green, Setup(preload=[])) is busy
+    assert shared_server(green, []) is busy
     processes.end()
     for server in (busy, third):
         server.close()

@@ -1,18 +1,34 @@
-"""One sweep at a time measures on a machine, and whoever waits is told for whom."""
+"""One sweep at a time measures on a machine, and nothing that another has left behind computes beside it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.launch import hold
-from harness.launch.hold import hold_machine
+from harness.launch.hold import VARIABLE, hold_machine, kill_abandoned, mark_variables
 from harness.sweep.cluster import SHARED_HOST, Profile
 from tests.support.commands import harness
 from tests.support.repository import Repository
+from tests.support.running import wait_until
+
+# A command that starts something in a session of its own, and runs until it is killed.
+COMMAND = """
+import os, subprocess, time
+from harness.launch.hold import mark_variables
+variables = {**os.environ, **mark_variables("launch.log")}
+child = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +57,10 @@ def test_a_second_sweep_waits_and_is_told_for_whom(
     assert message.endswith("; `validity.contention: null` in the profile allows both side by side")
 
 
-def test_a_sweep_runs_where_there_can_be_no_lock(path: Path) -> None:
+def test_a_lock_that_cannot_be_opened_is_named(path: Path) -> None:
     path.symlink_to("elsewhere")
-    messages: list[str] = []
-    with hold_machine(Profile(), "first", messages.append):
-        assert "so another command may measure at the same time" in messages[0]
+    with pytest.raises(HarnessError, match=r"host.lock: .*; `validity.contention: null`"):
+        hold_machine(Profile(), "first").__enter__()
 
 
 @pytest.mark.parametrize(
@@ -72,3 +87,47 @@ def test_what_measures_on_this_machine_holds_it_too(
         ended = harness(*command.split(), *arguments)
     assert ended.code == 1, ended.out
     assert "running trials of first since" in ended.err.splitlines()[-1]
+
+
+@pytest.fixture
+def command() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True)
+    with process:
+        yield process
+        process.kill()
+
+
+def test_those_of_a_command_that_was_killed_are_found_by_the_next(
+    command: subprocess.Popen[str],
+) -> None:
+    """Its parent may not have noticed yet that it has ended."""
+    assert command.stdout is not None
+    child = psutil.Process(int(command.stdout.readline()))
+    kill_abandoned()
+    assert child.is_running(), "its command runs"
+    command.send_signal(signal.SIGKILL)
+    wait_until(lambda: psutil.Process(command.pid).status() == psutil.STATUS_ZOMBIE)
+    kill_abandoned()
+    wait_until(lambda: not child.is_running(), 10)
+
+
+def test_those_of_one_trial_leave_others_alone() -> None:
+    children = {}
+    for log in ("one.log", "other.log"):
+        variables = {**os.environ, **mark_variables(log)}
+        children[log] = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
+    kill_abandoned("one.log")
+    assert children["one.log"].wait(10) == -signal.SIGKILL
+    assert children["other.log"].poll() is None
+    kill_abandoned("other.log")
+    assert children["other.log"].wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("mark", ["", "pid:[1] 1 launch.log"])
+def test_a_mark_of_elsewhere_says_nothing(mark: str) -> None:
+    """In another namespace of process ids, a container for example, the command may run."""
+    variables = {**os.environ, VARIABLE: mark}
+    with subprocess.Popen(["sleep", "60"], env=variables) as child:
+        kill_abandoned()
+        assert child.poll() is None
+        child.kill()

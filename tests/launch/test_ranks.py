@@ -1,21 +1,30 @@
-"""Why ranks ended, from what they and their launcher left."""
+"""How ranks ended, from what they and their launcher left, and what they leave behind."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.core import files
+from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
+from harness.core.processes import start_session
+from harness.launch.hold import mark_variables
+from harness.launch.launcher import RankProgram, StartedRanks, rank_failures
 from harness.launch.ranks import how_ended
-from harness.launch.torchrun import Torchrun
+from harness.launch.tasks import finish
+from harness.launch.torchrun import TorchrunRanks
+from harness.records.assignment import FailedRank
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult
+from tests.support.running import wait_until
 
 CRASH = """\
 terminate called after throwing an instance of 'gloo::EnforceNotMet'
@@ -25,6 +34,13 @@ Current thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 3 in wait
 Thread 0x2 (most recent call first):
   File "/home/me/train.py", line 88 in loss
+"""
+# Starts something in a session of its own, and is killed before it could end that.
+KILLED = """
+import os, signal, subprocess
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -66,9 +82,35 @@ def test_what_ended_the_other_ranks_is_the_cause(
         rank = failure.rank or 0
         result = RankResult(rank=rank, host="n", entered_at=0.0, failure=failure)
         write_rank_result(folder.result_path(rank), result)
-    listed = {rank: {"exitcode": code, "at": time.time()} for rank, code in exit_codes.items()}
-    folder.failures_path.write_text(json.dumps(listed), encoding="utf-8")
-    observed = Torchrun(environment={}).observed_failures(folder)
+    ended = {rank: FailedRank(exitcode=code, at=time.time()) for rank, code in exit_codes.items()}
+    observed = rank_failures(ended, folder)
     cause = how_ended(folder, 2, started=0, observed_failures=observed).failure
     assert cause is not None
     assert (cause.kind, cause.rank) == expected
+
+
+def run(folder: TrialFolder, code: str) -> str:
+    """Run a program in place of torchrun to its end, and return what it has printed."""
+    log = folder.launch_log
+
+    def start(program: RankProgram) -> StartedRanks:
+        variables = {**os.environ, **mark_variables(log)}
+        process = start_session([sys.executable, "-S", "-c", code], variables, log)
+        return TorchrunRanks(process=process, folder=folder)
+
+    folder.assignment_path.touch()
+    program = RankProgram(folder=folder, world_size=1, num_threads=1)
+    with pytest.raises(HarnessError, match="rank 0: Lost: left no result; its launcher"):
+        finish(start, program, 60)
+    return log.read_text(encoding="utf-8")
+
+
+def test_what_a_killed_launcher_has_left_is_ended(tmp_path: Path) -> None:
+    child = int(run(TrialFolder(tmp_path), KILLED))
+    wait_until(lambda: not psutil.pid_exists(child), 10)
+
+
+def test_a_log_is_kept_as_it_was_printed(tmp_path: Path) -> None:
+    """A name that looks like a password is text of the user's, as is a word after `Basic`."""
+    text = "Basic ResidualBlock3 next_token=the2cat KEY=layer1.weight"
+    assert run(TrialFolder(tmp_path), f"print({text!r})") == f"{text}\n"

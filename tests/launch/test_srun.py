@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from harness.core.paths import TrialFolder
+from harness.launch.launcher import RankProgram
 from harness.launch.srun import Srun, cancelled_by_user, parse_failures
+from harness.records.record import Failure
 from tests.support.running import wait_until
 from tests.support.slurm import install_fake_slurm
 from tests.support.tree import TOP
@@ -25,41 +27,30 @@ def launcher(**changes: object) -> Srun:
     return Srun(**fields | changes)  # type: ignore[arg-type]
 
 
-class TestCommand:
-    def test_is_a_list_of_words_that_no_shell_reads(self) -> None:
-        folder = TrialFolder(Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0'))
-        command = launcher().command("harness.training.worker", folder, 2, ["--write-logs"])
-        assert command[-9:] == [
-            "apptainer", "exec", "an image.sif", "/opt/python", "-P", "-m", "harness.training.worker", str(folder.path),
-            "--write-logs",
-        ]  # fmt: skip
-        assert command[0] == "srun"
-
-    @pytest.mark.parametrize(
-        ("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)]
+def program(folder: Path, ranks: int = 1) -> RankProgram:
+    return RankProgram(
+        arguments=["--write-logs"], folder=TrialFolder(folder), world_size=ranks, num_threads=3
     )
-    def test_fills_nodes_from_the_first_on(self, ranks: int, nodes: int, each: int) -> None:
-        command = launcher().command("harness.training.worker", TrialFolder(Path("t")), ranks)
-        assert {
-            f"--nodes={nodes}",
-            f"--ntasks={ranks}",
-            f"--ntasks-per-node={each}",
-            "--relative=0",
-        } <= set(command)
-        assert "--overlap" in command  # a step whose slurmstepd died must not block the next
-        assert "--kill-on-bad-exit=0" in command, "a site may have another default"
-        assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
-    def test_ranks_know_where_to_meet(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("harness.launch.srun.free_port", lambda: 1234)
-        variables = launcher().variables(3, {})
-        expected = {
-            "MASTER_ADDR": "node7",
-            "MASTER_PORT": "1234",
-            "OMP_NUM_THREADS": "3",
-            "OWN": "a b",
-        }
-        assert {name: variables[name] for name in expected} == expected
+
+def test_the_command_of_a_step_is_a_list_of_words_that_no_shell_reads() -> None:
+    folder = Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0')
+    command = launcher().command(program(folder), {})
+    assert command[-9:] == [
+        "apptainer", "exec", "an image.sif", "/opt/python", "-P", "-m", "harness.training.worker", str(folder),
+        "--write-logs",
+    ]  # fmt: skip
+    assert command[0] == "srun"
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)])
+def test_a_step_fills_nodes_from_the_first_on(ranks: int, nodes: int, each: int) -> None:
+    command = launcher().command(program(Path("t"), ranks), {})
+    options = {f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={each}", "--relative=0"}
+    assert options <= set(command)
+    assert "--overlap" in command  # a step whose slurmstepd died must not block the next
+    assert "--kill-on-bad-exit=0" in command, "a site may have another default"
+    assert "--cpus-per-task=8" in command  # srun does not take it from sbatch since 22.05
 
 
 # What Slurm 22.05.8 said of steps with a task on n1 and one on n2.
@@ -77,13 +68,6 @@ srun: launch/slurm: _step_signal: Terminating StepId=3.0
 slurmstepd-n1: error: *** STEP 3.0 ON n1 CANCELLED AT 2026-11-21T13:01:41 ***
 srun: error: n1: task 0: Terminated
 srun: Force Terminated StepId=3.0
-""", ("Killed", 1, "n2")),
-    "a rank crashed": ("""\
-srun: error: n2: task 1: Segmentation fault
-srun: launch/slurm: _step_signal: Terminating StepId=5.0
-slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-21T13:01:45 ***
-srun: error: n1: task 0: Terminated
-srun: Force Terminated StepId=5.0
 """, ("Killed", 1, "n2")),
     "signal before a rank holds it back": ("""\
 srun: error: n2: task 1: User defined signal 2
@@ -108,15 +92,6 @@ srun: error: n1: task 0: Terminated
 srun: launch/slurm: _step_signal: Terminating StepId=13.0
 srun: error: n2: task 1: Terminated
 """, ("Interrupted", None, None)),
-    "requeue": ("""\
-slurmstepd-n1: error: *** STEP 15.0 ON n1 CANCELLED AT 2026-11-21T13:02:04 DUE TO JOB REQUEUE ***
-srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
-srun: got SIGCONT
-srun: error: n1: task 0: Terminated
-srun: launch/slurm: _step_signal: Terminating StepId=15.0
-srun: forcing job termination
-srun: error: n2: task 1: Terminated
-""", ("Interrupted", None, None)),
     "time limit": ("""\
 slurmstepd-n1: error: *** STEP 17.0 ON n1 CANCELLED AT 2026-11-21T13:03:34 DUE TO TIME LIMIT ***
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
@@ -133,16 +108,6 @@ srun: got SIGCONT
 srun: forcing job termination
 srun: error: n1: task 0: Terminated
 srun: launch/slurm: _step_signal: Terminating StepId=2.0
-""", ("NodeFailure", None, "n2")),
-    "a node that was set down": ("""\
-srun: error: Node failure on n2
-slurmstepd-n1: error: *** STEP 22.0 ON n1 CANCELLED AT 2026-11-21T13:04:30 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
-srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
-srun: got SIGCONT
-srun: error: n2: task 1: Terminated
-srun: launch/slurm: _step_signal: Terminating StepId=22.0
-srun: forcing job termination
-srun: error: n1: task 0: Terminated
 """, ("NodeFailure", None, "n2")),
     "memory, by task/cgroup": ("""\
 slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed by the cgroup out-of-memory handler.
@@ -163,10 +128,6 @@ srun: error: n2: task 1: Killed
     "no step": ("""\
 srun: error: Unable to create step for job 11: More processors requested than permitted
 """, ("NotStarted", None, None)),
-    "no allocation": ("""\
-srun: error: Slurm job 36 has expired
-srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 36
-""", ("NotStarted", None, None)),
     "no controller": ("""\
 srun: error: Unable to confirm allocation for job 71: Unable to contact slurm controller (connect failure)
 srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 71
@@ -177,63 +138,41 @@ srun: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1
 }  # fmt: skip
 
 
+def parsed(output: str) -> list[Failure]:
+    return parse_failures(output, TrialFolder(Path("t")))
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_end_of_a_step_is_named(name: str) -> None:
     output, expected = RECORDED[name]
-    causes = [(cause.kind, cause.rank, cause.host) for cause in parse_failures(output, at=1.0)]
+    causes = [(cause.kind, cause.rank, cause.host) for cause in parsed(output)]
     assert causes[:1] == ([] if expected is None else [expected])
 
 
-def printed(path: Path, output: str) -> TrialFolder:
-    """Return the folder of a trial whose step has printed this."""
-    folder = TrialFolder(path)
-    folder.log_folder.mkdir()
-    folder.launch_log.write_text(output, encoding="utf-8")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("Exited with exit code 137", "ended by SIGKILL"),
-        ("Exited with exit code 139", "ended by SIGSEGV"),
-        ("Segmentation fault (core dumped)", "ended by SIGSEGV"),
-    ],
-)
-def test_a_rank_that_was_killed_is_so_in_a_container_too(
-    tmp_path: Path, how: str, message: str
-) -> None:
-    """A container's command ends with 128 and the number of the signal."""
-    output = f"srun: error: n2: task 1: {how}\n"
-    (failure,) = launcher().observed_failures(printed(tmp_path, output))
-    assert (failure.kind, failure.rank, failure.host) == ("Killed", 1, "n2")
-    assert failure.message == message
-
-
-def test_a_rank_may_exit_with_the_code_of_a_signal(tmp_path: Path) -> None:
-    output = "srun: error: n2: task 1: Exited with exit code 137\n"
-    (failure,) = launcher(prefix=()).observed_failures(printed(tmp_path, output))
-    assert (failure.kind, failure.message) == ("Exited", "with code 137")
+@pytest.mark.parametrize("how", ["Segmentation fault", "Segmentation fault (core dumped)"])
+def test_a_rank_that_crashed_is_named_with_the_signal(how: str) -> None:
+    (failure,) = parsed(f"srun: error: n2: task 1: {how}\n")
+    assert str(failure) == "rank 1 on n2: Killed: ended by SIGSEGV"
 
 
 def test_only_scancel_is_somebodys_wish() -> None:
     wished = {
         name
         for name, (output, _) in RECORDED.items()
-        if any(cancelled_by_user(c.message) for c in parse_failures(output, 0.0))
+        if any(cancelled_by_user(cause.message) for cause in parsed(output))
     }
     assert wished == {"scancel"}
 
 
 # Starts a step as a leader does, whose srun prints its id and stays.
 LEADER = """
-import os, sys, time
+import sys, time
 from pathlib import Path
 from harness.core.paths import TrialFolder
+from harness.launch.launcher import RankProgram
 from harness.launch.srun import Srun
-folder = TrialFolder(Path(sys.argv[1]))
-Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="",
-).start("no.module", folder, 1, dict(os.environ))
+program = RankProgram(folder=TrialFolder(Path(sys.argv[1])), world_size=1, num_threads=1)
+Srun(environment={}, ranks_per_node=1, cpus_per_rank=1, python="", prefix=(), address="").start(program)
 time.sleep(60)
 """
 STAYING_SRUN = (

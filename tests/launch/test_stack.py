@@ -1,8 +1,10 @@
-"""Whether ranks can run under a stack is found out before anything starts."""
+"""What ranks run from, stacks among it, is found out before anything starts."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,26 +13,31 @@ import pytest
 
 from harness.core import import_path
 from harness.core.errors import BadInput
-from harness.core.paths import TrialFolder
+from harness.core.paths import SweepFolder, TrialFolder
 from harness.launch import stack as stacks
-from harness.launch.stack import ReadyStack, make_ready
-from harness.launch.torchrun import Torchrun, _is_rank
+from harness.launch.launcher import RankProgram, rank_environment
+from harness.launch.stack import ReadyStack, describe_launch, ready_stack
+from harness.launch.torchrun import torchrun_command
 from harness.sweep.cell import Stack
+from tests.factories import make_cell
 from tests.launch.test_srun import launcher as make_srun
+from tests.support.line import LineFit
 from tests.support.stacks import PACKAGE, make_environment
+from tests.support.sweeps import DIGITS, load
 
 READY = ReadyStack(
     name="old",
     python="/envs/old/bin/python",
     prefix=(),
-    python_path="/tree",
     packages={"torch": "2.11.0", "numpy": "2.2.0"},
 )
 BOXED = replace(READY, name="box", python="python3", prefix=("apptainer", "exec", "image.sif"))
 
 
 def probe(stack: Stack, folder: Path) -> ReadyStack:
-    return make_ready("old", stack, folder, "sweep.yaml")
+    ready = ready_stack(replace(make_cell(stack="old"), stack=stack), folder, "sweep.yaml")
+    assert ready is not None
+    return ready
 
 
 def test_a_stack_says_what_it_has(tmp_path: Path) -> None:
@@ -71,65 +78,46 @@ def test_a_stack_that_ranks_cannot_run_under_is_refused(
 @pytest.mark.parametrize(
     ("python", "torch", "message"),
     [
-        ([3, 9, 7], "2.11.0", "found Python 3.9.7; allowed: 3.11 or later"),
-        ([3, 11, 0], "2.9.1+cu128", "found torch 2.9.1+cu128; allowed: 2.11 or later"),
-        ([3, 11, 0], None, "found torch none; allowed: 2.11 or later"),
+        ("3.9.7", "2.11.0", "found Python 3.9.7; allowed: 3.11 or later"),
+        ("3.11.0", "2.9.1+cu128", "found torch 2.9.1+cu128; allowed: 2.11 or later"),
+        ("3.11.0", None, "found torch none; allowed: 2.11 or later"),
     ],
 )
 def test_a_stack_that_is_too_old_is_refused(
-    tmp_path: Path, python: list[int], torch: str | None, message: str
+    tmp_path: Path, python: str, torch: str | None, message: str
 ) -> None:
     packages = {} if torch is None else {"torch": torch}
-    report = json.dumps({"python": python, "executable": "python3", "packages": packages})
+    report = json.dumps({"python": python, "packages": packages})
     box = prefix(f"echo '{report}'")
     with pytest.raises(BadInput, match=message.replace("+", r"\+")):
         probe(Stack(prefix=box), tmp_path)
 
 
-def test_torchrun_runs_under_the_stack() -> None:
-    launcher = Torchrun(environment={"OWN": "1"}, fork=True).in_stack(READY)
-    assert launcher.fork
-    variables = launcher.variables(1, {"PYTHONHOME": None})
-    assert (variables["PYTHONPATH"], variables["OWN"]) == ("/tree", "1")
-    command = launcher.command("m", TrialFolder(Path("t")), 2)
-    assert command[0] == READY.python
-    assert command[-5:] == [READY.python, "-P", "-m", "m", "t"]
+def commands(stack: ReadyStack, environment: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return the ends of what torchrun and srun run for a program `m` under a stack."""
+    program = RankProgram(
+        module="m", folder=TrialFolder(Path("t")), world_size=2, num_threads=1, stack=stack
+    )
+    variables = rank_environment({}, environment, program)
+    step = make_srun().command(program, variables)
+    return torchrun_command(program, variables), step[step.index("--job-name=t") + 1 :]
 
 
-def test_what_runs_in_a_container_is_bound_to_this_process_and_not_forked() -> None:
-    launcher = Torchrun(environment={}, fork=True).in_stack(BOXED)
-    assert not launcher.fork
-    command = launcher.command("m", TrialFolder(Path("t")), 2)
-    bound = [sys.executable, "-P", "-m", "harness.launch.bound"]
-    assert command[:4] == bound
-    assert command[4:12] == [
-        *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m",
-    ]  # fmt: skip
-    assert command[-5:] == ["python3", "-P", "-m", "m", "t"]  # torchrun is in there too
+@pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": "/site"}], ids=["plain", "path"])
+def test_ranks_run_under_the_stack(environment: dict[str, str]) -> None:
+    """In a container, which ends with the launcher, torchrun is in there too; the harness is found first."""
+    rank = ["-P", "-m", "m", "t"]
+    local, step = commands(READY, environment)
+    assert local[:4] == [READY.python, "-P", "-m", "harness.launch.agent"]
+    assert local[-5:] == step == [READY.python, *rank]
 
-
-def test_a_step_runs_under_the_stack_instead_of_the_profiles_container() -> None:
-    srun = make_srun().in_stack(BOXED)
-    assert srun.command("m", TrialFolder(Path("t")), 1)[-10:] == [
-        *BOXED.prefix, "env", "PYTHONPATH=/tree", "python3", "-P", "-m", "m", "t",
-    ]  # fmt: skip
-    assert srun.variables(1, {})["PYTHONPATH"] == "/tree"
-
-
-def test_modules_of_the_profiles_python_path_are_found_after_the_harness() -> None:
-    path = f"{stacks.harness_path()}:/site"
-    for launcher in (Torchrun(environment={}), make_srun()):
-        of_profile = replace(launcher, environment={"PYTHONPATH": "/site"}).in_stack(BOXED)
-        assert of_profile.variables(1, {})["PYTHONPATH"] == path
-        assert f"PYTHONPATH={path}" in of_profile.command("m", TrialFolder(Path("t")), 1)
-
-
-def test_a_signal_is_for_ranks_only() -> None:
-    rank = ["/envs/old/bin/python3.11", "-P", "-m", "harness.training.worker", "t"]
-    assert _is_rank(rank)
-    assert not _is_rank(["/envs/old/bin/python", "-P", "-m", "harness.launch.agent", "f", *rank])
-    assert not _is_rank(["apptainer", "exec", "image.sif", *rank])
-    assert not _is_rank(["sleep", "1"])
+    path = f"PYTHONPATH={':'.join([stacks.harness_path(), *environment.values()])}"
+    box = [*stacks.IGNORING_SIGNAL, *BOXED.prefix, "env", path, "python3"]
+    local, step = commands(BOXED, environment)
+    bound = [sys.executable, "-P", "-m", "harness.core.processes"]
+    assert local[: len(bound) + len(box)] == [*bound, *box]
+    assert local[-5:] == ["python3", *rank]
+    assert step == [*box, *rank]
 
 
 def test_an_installed_harness_is_linked_without_the_packages_beside_it(
@@ -146,3 +134,24 @@ def test_an_installed_harness_is_linked_without_the_packages_beside_it(
         assert (folder / "harness").resolve() == installed / "harness"
     monkeypatch.setattr(stacks, "ROOT", import_path.ROOT)
     assert stacks.harness_path() == str(import_path.ROOT)
+
+
+def test_a_damaged_package_is_not_among_the_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packages" / "lost-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    folder = SweepFolder(tmp_path / "sweep")
+    launched = describe_launch(load(tmp_path), folder)
+    pinned = folder.packages_path(launched.installed).read_text(encoding="utf-8").splitlines()
+    assert any(pin.startswith("torch==") for pin in pinned)
+    assert [pin for pin in pinned if "None" in pin] == []
+
+
+def test_the_harness_is_not_taken_for_the_users_repository(tmp_path: Path) -> None:
+    """Though it runs from a clone: in no repository, trials of built-in workloads have none either."""
+    shutil.copy(inspect.getfile(LineFit), tmp_path / "fitted.py")
+    own = {"fitted": {"uses": "fitted.py:LineFit"}}
+    folder = SweepFolder(tmp_path / "sweep")
+    for workloads in (DIGITS, own, {**own, **DIGITS}):
+        assert describe_launch(load(tmp_path, workloads), folder).repository is None

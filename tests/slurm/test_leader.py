@@ -13,8 +13,8 @@ import pytest
 
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder
-from harness.launch import controller, watch
-from harness.launch.retries import RETRIES
+from harness.launch import srun, watch
+from harness.launch.attempts import RETRIES
 from harness.launch.runner import Runner
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult, Record
@@ -333,7 +333,7 @@ def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
 ) -> None:
     """The node would not be left out if the lost connection were the cause."""
     monkeypatch.setenv("SLURM_JOB_ID", "71")
-    monkeypatch.setattr("harness.launch.watch.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("harness.launch.ranks.GRACE_SECONDS", 0.1)
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
     plant_step(slurm, DYING_NODE_SRUN)
     sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
@@ -367,7 +367,7 @@ class TestCallsOfScontrol:
         monkeypatch.setenv("SLURM_JOB_ID", "71")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-        monkeypatch.setattr(controller, "FIRST_PAUSE", 0.01)
+        monkeypatch.setattr(srun, "FIRST_PAUSE", 0.01)
         return tmp_path / "scontrol.log"
 
     def test_name_a_task_of_an_array_by_its_index(
@@ -408,7 +408,7 @@ class TestCallsOfScontrol:
 
     def test_end_when_patience_does(self, tmp_path: Path) -> None:
         (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
-        completed = controller.call(["scontrol", "requeue", "71"], patience=0.1)
+        completed = srun.call(["scontrol", "requeue", "71"], patience=0.1)
         assert completed.returncode == 1
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from harness.core.paths import Results
-from harness.launch import controller
+from harness.launch import srun
 from harness.records.differences import run_settings
 from harness.records.record import Failure
 from harness.records.store import read_spec
@@ -190,7 +190,7 @@ def test_a_controller_that_is_away_is_waited_for(
         '#!/bin/sh\ncd "${0%/*}"\n[ -e asked ] && exec cat queue\n'
         "touch asked; echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
     )
-    monkeypatch.setattr(controller, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(srun, "FIRST_PAUSE", 0.01)
     ended = submit(write(tmp_path), results)
     assert ended.code == 0
     assert "0 trials; 1 are in the queue already" in ended.out

@@ -17,7 +17,7 @@ ALONE = {
     "python": ("Hang", r"^rank 1 on \S+ is in hangs.py:\d+ after step \d+, and"),
     "pipe": ("Hang", r"^rank 1 on \S+ is in hangs.py:\d+ after step"),
     "native": ("Unresponsive", r"^rank 1 on \S+ is in hangs.py:\d+ after step \d+, and has given no sign"),
-    "stop": ("Unresponsive", r"^rank 1 on \S+ is stopped \(SIGSTOP\); \d+ s ago it was in"),
+    "stop": ("Unresponsive", r"^rank 1 on \S+ is in \S+:\d+ after step \d+, and has given no sign"),
     "loader": ("Hang", r"^rank 1 on \S+ is in \S+:\d+ after step"),
     # torch has another sentence where it finds out in another place.
     "killed": ("RuntimeError", r"DataLoader worker \(pid.* (is killed by signal: Killed|exited unexpectedly)"),

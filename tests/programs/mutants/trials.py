@@ -24,7 +24,8 @@ from harness.core.paths import TrialFolder
 from harness.core.ports import LOOPBACK, free_port
 from harness.core.processes import die_with_parent, end_process
 from harness.launch.forkserver import TORCH
-from harness.launch.launcher import GRACE_SECONDS, rank_variables
+from harness.launch.launcher import rank_variables
+from harness.launch.ranks import GRACE_SECONDS
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.trace import Mark, Recording, read_traces, write_recording
 from harness.sweep.cell import CheckpointRules, Trial

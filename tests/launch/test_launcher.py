@@ -1,16 +1,18 @@
-"""Every launcher gives ranks one seed for the hashes of texts."""
+"""The environment of ranks is the same for every launcher."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.launch.srun import Srun
-from harness.launch.torchrun import Torchrun
+from harness.core.paths import TrialFolder
+from harness.launch.launcher import RankProgram, rank_environment
 from tests.support.running import run
 from tests.support.sweeps import write
 
+PROGRAM = RankProgram(folder=TrialFolder(Path("t")), world_size=1, num_threads=3)
 # Classes numbered by the order of a set of texts, as in many tutorials.
 LABELS = """
 import torch
@@ -32,23 +34,20 @@ class Labels(Classifier):
 """
 
 
-@pytest.mark.parametrize(("set_by_user", "seed"), [(None, "0"), ("7", "7")])
-def test_ranks_begin_with_the_users_seed_or_with_0(
-    set_by_user: str | None, seed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    if set_by_user is not None:
-        monkeypatch.setenv("PYTHONHASHSEED", set_by_user)
-    srun = Srun(
-        environment={},
-        ranks_per_node=1,
-        cpus_per_rank=1,
-        python="python",
-        prefix=(),
-        address="127.0.0.1",
-    )
-    for launcher in (Torchrun(environment={}), srun):
-        assert launcher.variables(1, {})["PYTHONHASHSEED"] == seed
+def test_ranks_begin_with_the_users_hash_seed_or_with_0() -> None:
+    assert rank_environment({}, {}, PROGRAM)["PYTHONHASHSEED"] == "0"
+    assert rank_environment({"PYTHONHASHSEED": "7"}, {}, PROGRAM)["PYTHONHASHSEED"] == "7"
+
+
+def test_a_cell_sets_and_unsets_variables_over_all_others() -> None:
+    program = replace(PROGRAM, variables={"A": None, "C": "cell"})
+    variables = rank_environment({"A": "inherited", "B": "inherited"}, {"B": "profile"}, program)
+    assert "A" not in variables
+    assert {name: variables[name] for name in ("B", "C", "OMP_NUM_THREADS")} == {
+        "B": "profile",
+        "C": "cell",
+        "OMP_NUM_THREADS": "3",
+    }
 
 
 @pytest.mark.distributed
