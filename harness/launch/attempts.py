@@ -124,7 +124,8 @@ def runs_again(record: Record, folder: TrialFolder, since: float, reruns: int) -
     if last is None or record.status == "interrupted":
         return False
     retries = RETRIES
-    is_script, settings = record.trial.cell.workload.is_script, record.settings
+    is_script = record.trial.cell.workload.is_script
+    settings = record.settings
     if record.status == "invalid":
         retries = {"Invalid": reruns}
     elif settings is not None and settings.saves_at_intervals and not is_script:

@@ -59,7 +59,8 @@ def run_ranks(
     watchdog = Watchdog(folder, program.world_size, timeout)
     exit_code: int | None = None
     hang: Failure | None = None
-    next_signal, ends_at = 0.0, math.inf  # on the monotonic clock
+    next_signal = 0.0  # on the monotonic clock
+    ends_at = math.inf  # likewise
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):

@@ -111,7 +111,8 @@ class Runner:
         try:
             while running or (queue and not self.stop.reason()):
                 while queue and free_lanes and not self.stop.reason():
-                    trial, lane = queue.pop(0), free_lanes.pop(0)
+                    trial = queue.pop(0)
+                    lane = free_lanes.pop(0)
                     self.listener.on_trial_start(trial)
                     is_fresh = fresh and trial.id not in begun
                     begun.add(trial.id)
@@ -248,11 +249,13 @@ def arrange(
     if profile.parallel == 1:  # also under Slurm, where this is not the machine of the ranks
         return [([Lane()], trials)]
     slots, _ = available_slots(profile)
-    gpus, cores = range(profile.gpus), neighboring_cores(usable_cores())
+    gpus = range(profile.gpus)
+    cores = neighboring_cores(usable_cores())
     by_count: dict[int, list[Trial]] = {}
     for trial in trials:
         axes = trial.cell.axes
-        devices, needed = len(gpus), axes.world_size
+        devices = len(gpus)
+        needed = axes.world_size
         if not gpus:
             devices, needed = len(cores), needed * (axes.num_threads + axes.num_workers)
         count = min(slots // axes.world_size, devices // needed)

@@ -230,7 +230,8 @@ def _cause_of_step(output: str, task: re.Match[str] | None) -> Failure | None:
 
 def _task_failure(task: re.Match[str], folder: TrialFolder) -> Failure:
     """Return the failure of a rank that exited, or that a signal has ended."""
-    rank, how = int(task["rank"]), one_line(task["how"])
+    rank = int(task["rank"])
+    how = one_line(task["how"])
     code = how.removeprefix(EXITED)
     if code.isdecimal():
         return rank_failure(rank, int(code), folder)

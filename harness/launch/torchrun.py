@@ -65,7 +65,8 @@ class Torchrun:
 
 def torchrun_command(program: RankProgram, variables: Mapping[str, str]) -> list[str]:
     """Return the command with which torchrun starts ranks, in a stack's container if it has one."""
-    stack, folder = program.stack, program.folder
+    stack = program.stack
+    folder = program.folder
     python = sys.executable if stack is None else stack.python
     command = module_command(python, "harness.launch.agent")
     command += [str(folder.failures_path), str(program.world_size)]
