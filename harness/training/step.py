@@ -70,6 +70,7 @@ class TrainStep:
         """
         loss = self.compute_gradients(batch)
         self.clock.enter(Phase.optimizer)
+        self.strategy.note_gradients()
         self.observe("gradients", 0, None)
         stepped = self.scaler.step(self.optimizer, self.axes.max_grad_norm)
         if self.schedule is not None and stepped:

@@ -7,7 +7,7 @@ a class that derives from `Strategy`, and enter it in that table: its name is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pkgutil import resolve_name
@@ -29,13 +29,14 @@ from harness.measure.clock import (
 from harness.sweep.axes import STRATEGIES, Axes
 from harness.training.digests import local_part
 from harness.training.execution import Compiler
-from harness.training.ranks import Ranks
+from harness.training.ranks import Ranks, all_reduce_min
 from workloads.base import Workload
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
+MAX_DIGEST = 2**62 - 1
 REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -86,6 +87,9 @@ class Strategy:
 
     def before_backward(self, loss: Tensor) -> None:
         """Look at a loss, in the timed region."""
+
+    def note_gradients(self) -> None:
+        """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
 
     def check_effect(self) -> None:
         """Raise NotApplied if a setting did nothing in the steps so far.
@@ -221,6 +225,8 @@ class FSDP2(Strategy):
     shards_parameters = True
     _sharded: dict[str, Any]  # FSDPModules by name, empty for the model's; set by `prepare`
     _reduce_scatter: ShardCollective  # that gradients are shared with; set by `prepare`
+    _parameters: Sequence[nn.Parameter]  # the shards; set by `prepare`
+    _gradients = 0  # a digest of which parameters have had a gradient in which step
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Shard the parameters of `model` in place; return it, compiled if the axes say so."""
@@ -229,6 +235,7 @@ class FSDP2(Strategy):
         # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
         training_module = compiler(model)
         self._shard(model, workload)
+        self._parameters = list(model.parameters())
         self._sharded = {}
         for name, module in model.named_modules():
             if isinstance(module, FSDPModule):  # `fully_shard` has changed its class
@@ -265,6 +272,26 @@ class FSDP2(Strategy):
             settings["offload_policy"] = CPUOffloadPolicy()
         for module in [*workload.layers(model), model]:
             fully_shard(module, **settings)
+
+    def note_gradients(self) -> None:
+        """Add to the digest which parameters this step has left a gradient in."""
+        pattern = tuple(parameter.grad is None for parameter in self._parameters)
+        self._gradients = hash((self._gradients, pattern)) & MAX_DIGEST
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if ranks have trained different parameters.
+
+        FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
+        """
+        super().check_effect()
+        # Of opposite signs, so that the smallest are opposite too if all are equal.
+        smallest, opposite = all_reduce_min(self._gradients, -self._gradients)
+        if smallest != -opposite:
+            raise NotApplied(
+                f"strategy={self.axes.strategy} is unavailable: in the same step, ranks had gradients"
+                " of different parameters, which it adds up; allowed: ddp with"
+                " ddp.find_unused_parameters, or a loss that uses the same parameters at all ranks"
+            )
 
     def watch_local_gradients(
         self, model: nn.Module, report: Callable[[str, Tensor], None]
