@@ -9,7 +9,7 @@
 # minutes; nothing else should run meanwhile. The tables are left in results/bench.
 # make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in five minutes; tables are left in
 # results/bench.
-# make tables: seconds an epoch beside a textbook's loop and JAX, then what optimizers and memory savers do; half an hour.
+# make tables: seconds an epoch beside a textbook's loop and JAX.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
 # DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
@@ -85,13 +85,6 @@ gpu:
 tables: setup-test
 	@echo "==> Seconds an epoch: a textbook's loop, the harness, torch.compile and JAX, in turn"
 	@$(BIN)/python -m tests.programs.perf.tables
-	@echo "==> Activation checkpointing and gradient accumulation: memory and time"
-	@$(BIN)/harness --results build/tables run memory
-	@$(BIN)/harness show memory --results build/tables --format markdown --columns \
-		seed,activation_checkpointing,grad_accum_steps,throughput_samples_per_s,memory_training_mib
-	@echo "==> Optimizers and schedules: curves in the report"
-	@$(BIN)/harness --results build/tables run optimizers
-	@$(BIN)/harness --results build/tables report optimizers
 
 lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"
