@@ -19,7 +19,6 @@ import yaml
 from harness.core.paths import Results
 from harness.launch import srun
 from harness.records.differences import run_settings
-from harness.records.record import Failure
 from harness.records.store import read_spec
 from harness.slurm import submission as submissions
 from harness.slurm.leader import DECIDED
@@ -32,7 +31,6 @@ from tests.support.sweeps import load, write
 
 HOSTILE = "a b'c\"d;e$(touch pwned)`touch pwned`ü"
 STRATEGIES = [{"strategy": ["single", "ddp"], "world_size": [1, 2]}]
-NODE_LOST = Failure(kind="NodeFailure", message="NODE n2 FAILURE", host="n2")
 
 
 PHYSICS = {"time": 45, "account": "physics"}

@@ -31,7 +31,6 @@ from tests.support.reports import (
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
-LOG_BEGINS = "the log of a trial begins"
 LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed"}
 ADDRESS_ATTRIBUTES = ("src", "href", "xlink:href")
 
