@@ -229,7 +229,8 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
     """Return the number of NVIDIA GPUs that a process with these variables may use on this machine.
 
     That is 0 without a driver. The driver is asked, so torch need not be loaded, and no CUDA context
-    is made. NVML itself ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted.
+    is made. NVML itself ignores CUDA_VISIBLE_DEVICES, so where that is set its entries are counted, as
+    CUDA does up to a -1.
     """
     import pynvml
 
@@ -244,5 +245,7 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
-    devices = [device for device in visible.split(",") if device.strip() not in ("", "-1")]
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if "-1" in devices:
+        devices = devices[: devices.index("-1")]
     return min(count, len(devices))

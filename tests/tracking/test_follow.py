@@ -71,7 +71,7 @@ def test_what_the_last_delivery_fails_with_is_one_line(
     with Follower(results, [folder], f"http://127.0.0.1:{free_port()}") as follower:
         pass
     assert follower.trouble is not None
-    assert "`harness collect demo" in follower.trouble
+    assert "collect demo` delivers the results later" in follower.trouble
     assert "\n" not in follower.trouble
 
 
