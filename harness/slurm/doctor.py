@@ -7,8 +7,6 @@ would in a user's, before hours are spent.
 from __future__ import annotations
 
 import platform
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, HarnessError, one_line
 from harness.core.paths import Results, SweepFolder
 from harness.core.progress import report_progress
+from harness.core.scratch import ScratchFolder
 from harness.launch import sweep as local
 from harness.launch.runner import TrialListener
 from harness.launch.srun import run_client
@@ -59,21 +58,17 @@ def examine(profile: Profile, results: Results, *, all_nodes: bool) -> list[Chec
     checks = [Check(name="machine", passed=True, detail=detail)]
     try:
         results.path.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=results.path.absolute()))
+        scratch = ScratchFolder("doctor", results.path.absolute())
     except OSError as error:
         raise BadInput(f"--results: {results.path}: can't be written: {error.strerror}") from None
-    try:
+    with scratch:
         if profile.launcher == "slurm":
-            checks += _examine_cluster(profile, folder, all_nodes=all_nodes)
+            checks += _examine_cluster(profile, scratch.path, all_nodes=all_nodes)
         else:
-            checks.append(_run_here(profile, Results(folder)))
-    except BaseException:  # above all KeyboardInterrupt
-        shutil.rmtree(folder)
-        raise
-    if all(check.passed for check in checks):
-        shutil.rmtree(folder)
-    else:
-        checks.append(Check(name="logs", passed=False, detail=f"{folder} has them"))
+            checks.append(_run_here(profile, Results(scratch.path)))
+        if not all(check.passed for check in checks):
+            scratch.keep()
+            checks.append(Check(name="logs", passed=False, detail=f"{scratch.path} has them"))
     return checks
 
 
