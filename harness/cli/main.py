@@ -24,6 +24,7 @@ from harness.core.errors import MAX_MESSAGE, BadInput, HarnessError, did_you_mea
 from harness.core.files import storage_error
 from harness.core.paths import Results
 from harness.launch.interrupt import handle_signals
+from harness.sweep.axes import AXES
 
 INTERRUPTED = 130  # exit code, as shells have it: 128 plus the number of SIGINT
 # Of processes, memory and open files.
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
     except TyperException as error:
-        message = error.format_message()
+        message = _with_hint(error)
         context = getattr(error, "ctx", None)  # only usage errors have one
         command = "harness" if context is None else context.command_path
         code = _fail(f"{message} (see {command} --help)", BadInput.exit_code)
@@ -185,6 +186,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == INTERRUPTED:
         _fail("interrupted; run the same command again to resume", code)
     sys.exit(code)
+
+
+def _with_hint(error: TyperException) -> str:
+    """Return the message of an error, and what to write instead of an option that a command lacks."""
+    message = error.format_message()
+    option = getattr(error, "option_name", "")
+    axis = option.strip("-").replace("-", "_")
+    if option == "--results":
+        message += "; it goes before the command: harness --results DIR COMMAND"
+    elif axis in AXES:
+        message += f"; did you mean --set {axis}=VALUE?"
+    return message
 
 
 def _fail_for_system(error: OSError) -> int:

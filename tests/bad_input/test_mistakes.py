@@ -66,7 +66,7 @@ MISTAKES = {
     "a budget without --until": Mistake("run demo.yaml --budget 30m", "--budget: found without --until"),
     # wrong commands
     "an axis as an option": Mistake(
-        "plan demo.yaml --batch-size 32", "No such option: --batch-size"
+        "plan demo.yaml --batch-size 32", "did you mean --set batch_size=VALUE?"
     ),
     "an axis as an argument": Mistake(
         "plan demo.yaml precision=bf16", "unexpected extra argument(s) (precision=bf16)"

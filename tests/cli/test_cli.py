@@ -161,3 +161,11 @@ def test_ready_sweeps_are_named_where_none_is_found(
     monkeypatch.chdir(tmp_path)
     result = harness("plan", "nothing-like-it")
     assert all(name in result.err for name in ready_sweeps())
+
+
+def test_the_folder_of_results_after_a_command_is_sent_before_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["plan", "quickstart", "--results", "there"])
+    assert "it goes before the command: harness --results DIR COMMAND" in capsys.readouterr().err
