@@ -164,8 +164,9 @@ def test_ready_sweeps_are_named_where_none_is_found(
 
 
 def test_the_folder_of_results_after_a_command_is_sent_before_it(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cli, "handle_signals", lambda handler: None)
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "quickstart", "--results", "there"])
     assert "it goes before the command: harness --results DIR COMMAND" in capsys.readouterr().err
