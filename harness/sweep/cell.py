@@ -253,6 +253,10 @@ class WorkloadRef:
             named.add("batch_size")
         return frozenset({"world_size", "num_threads", "stack"} | (named & set(AXES)))
 
+    def receives(self, axis: str) -> bool:
+        """Return whether the workload gets an axis: a script has those that are known of it."""
+        return not self.is_script or axis in self.script_axes
+
     @cached_property
     def identity_digest(self) -> str:
         """The SHA-256 of the identity, which many cells share."""
@@ -356,7 +360,7 @@ class Cell:
             return hashable(self.workload.settings.get(axis))
         if axis.startswith(PREFIX):
             return self.environment.get(axis.removeprefix(PREFIX))
-        if self.workload.is_script and axis not in self.workload.script_axes:
+        if not self.workload.receives(axis):
             return None  # what the script does, if anything, is not known
         level: Hashable = self.axes.value(axis)
         return level

@@ -86,6 +86,11 @@ class Matrix:
                 place = (*workload.key, *axis.split(".", 1))
                 document.sources.setdefault(place, document.source_of(key))
 
+    @property
+    def varying(self) -> set[str]:
+        """The axes with several values."""
+        return {axis for rows in self.columns for axis in rows[0]}
+
     def points(
         self, workload: SweepWorkload, own: Values
     ) -> Iterator[tuple[dict[str, Any], int | None]]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from harness.core.errors import BadInput, HarnessError, did_you_mean
 from harness.core.processes import die_with_parent
 from harness.core.validation import shown
-from harness.sweep.axes import AXIS_TYPES, PREFIX, Axes
+from harness.sweep.axes import AXES, AXIS_TYPES, PREFIX, Axes
 from harness.sweep.cell import Cell, Seed, StopRule, Trial, is_setting
 from harness.sweep.document import Document, read_document
 from harness.sweep.files import FileDigests
@@ -196,6 +196,7 @@ def _plan(
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
         (reason, count), *_ = reasons.most_common(1)
         raise document.error((), f"found no cell to run: {count} left out by {reason}")
+    _check_axes_are_named(document, matrix, cells)
     unused_rules = dict.fromkeys(f"exclude[{number}]" for number in range(len(matrix.exclude)))
     for point in excluded:
         unused_rules.pop(point.rule, None)
@@ -222,6 +223,14 @@ def _plan(
         problem = f"found {count:,} trials over all cells, seeds and repeats"
         raise document.error((), f"{problem}; allowed: at most {MAX_TRIALS:,}")
     return sweep
+
+
+def _check_axes_are_named(document: Document, matrix: Matrix, cells: Sequence[Cell]) -> None:
+    """Raise BadInput for an axis that varies and that no workload gets, as each is a script."""
+    for axis in matrix.varying.intersection(AXES):
+        if not any(cell.workload.receives(axis) for cell in cells):
+            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
+            raise document.error(matrix.axes[axis], problem)
 
 
 @dataclass(frozen=True)

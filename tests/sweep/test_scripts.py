@@ -125,6 +125,11 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             {},
             "mine: found options.api_key, which says secret, and settings are recorded",
         ),
+        (
+            {},
+            {"matrix": {"execution": ["eager", "compile"]}},
+            r"matrix.execution: found an axis that no argument names; write {execution} in",
+        ),
         ({"arguments": "{lr}"}, {}, r"{lr} has no value; set the axis lr or `options: {lr: …}`"),
         (
             {"arguments": "{dim}"},
