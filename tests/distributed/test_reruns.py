@@ -44,7 +44,8 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     profile.write_text(PROFILE % "null", encoding="utf-8")
     ended = harness("run", *arguments)
     assert ended.code == 0
-    for path in results.sweep_folder("line").record_paths():
+    paths = results.sweep_folder("line").record_paths()
+    for path in paths:
         record = read_record(path)
         assert (record.status, record.attempt, len(record.previous_failures)) == ("done", 3, 2)
     assert "already there" in harness("run", *arguments).out
@@ -54,4 +55,5 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
     assert ended.code == 1
     assert str(paths[0]) in ended.err
     assert harness("run", *arguments, "--force").code == 0
+    paths = results.sweep_folder("line").record_paths()
     assert [read_record(path).status for path in paths] == ["done", "done"]

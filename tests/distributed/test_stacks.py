@@ -29,7 +29,8 @@ def test_ranks_run_under_each_stack_and_say_what_it_has(tmp_path: Path) -> None:
         {"line": {}},
         length={"steps": 4},
         evaluate={"steps": 4},
-        matrix={"stack": stacks, "env.SOME_NAME": ["x"]},
+        stacks=stacks,
+        matrix={"stack": list(stacks), "env.SOME_NAME": ["x"]},
     )
     records = {record.trial.cell.axes.stack: record for record in run(path)}
     assert {name: (record.status, record.failure) for name, record in records.items()} == {
