@@ -113,12 +113,15 @@ def _export_to(
     processor = hardware.gpus[0] if trained.device.type == "cuda" else hardware.cpu
     versions = {package: installed_version(package) for package in PACKAGES}
     packages = {package: version for package, version in versions.items() if version}
+    size = sum(path.stat().st_size for path in target.iterdir())
+    inputs = [f"{given}: {shape.describe(index)}" for index, given in enumerate(names)]
+    latencies = [time_calls(served, trained, batch_size) for batch_size in batch_sizes]
     return ExportedModel(
         format=name,
-        bytes=sum(path.stat().st_size for path in target.iterdir()),
-        inputs=[f"{given}: {shape.describe(index)}" for index, given in enumerate(names)],
+        bytes=size,
+        inputs=inputs,
         parity=parity,
-        latencies=[time_calls(served, trained, batch_size) for batch_size in batch_sizes],
+        latencies=latencies,
         threads=threads,
         processor=processor,
         packages=packages,

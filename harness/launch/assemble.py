@@ -17,6 +17,7 @@ from harness.records.assignment import Assignment
 from harness.records.environment import Environment
 from harness.records.record import (
     Failure,
+    Interruption,
     Rank0Report,
     RankResult,
     Record,
@@ -91,10 +92,12 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
     if record.is_complete:
         window = measured_window(ranks, record.trial.cell)
     problems: list[str] = []
+    interruptions: Sequence[Interruption] = ()
     notes = straggler_notes(ranks, window)
     for rank in ranks[:1]:  # all ranks stop and save together
         problems += [f"not resumed from {refusal}" for refusal in rank.refused_checkpoints]
         problems += rank.unsaved
+        interruptions = rank.interruptions
         notes = [*rank.notes, *notes]
     # Only ranks on a GPU report allocated memory.
     is_on_gpu = any("allocated" in rank.memory for rank in ranks)
@@ -106,7 +109,7 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         hosts=tuple(sorted(hosts)),
         settled=window.settled if window else None,
         phases=phase_seconds(ranks, record.started, window),
-        interruptions=tuple(ranks[0].interruptions) if ranks else (),
+        interruptions=tuple(interruptions),
         checkpoint_problems=tuple(problems),
         notes=tuple(notes),
     )

@@ -229,6 +229,9 @@ class Checkpointer:
         """Return what training changes of the parts: nested dicts of tensors and plain values."""
         step, model = self._step, self._parts.model
         schedule = {} if step.schedule is None else step.schedule.state_dict()
+        # Without its functions, with which it is made again.
+        schedule = {key: item for key, item in schedule.items() if not callable(item)}
+        requires_grad = {name: part.requires_grad for name, part in model.named_parameters()}
         shared = {}
         if self._has_model:
             shared = {"model": model.state_dict(), "optimizer": step.optimizer.state_dict()}
@@ -237,9 +240,8 @@ class Checkpointer:
             # Those that are in no state dict count too, and each rank may have its own.
             "buffers": dict(model.named_buffers()),
             "modes": {name: module.training for name, module in model.named_modules()},
-            "requires_grad": {name: part.requires_grad for name, part in model.named_parameters()},
-            # Without its functions, with which it is made again.
-            "schedule": {key: item for key, item in schedule.items() if not callable(item)},
+            "requires_grad": requires_grad,
+            "schedule": schedule,
             "scaler": step.scaler.state(),
             "workload": self._parts.workload_state.save(),
             "random": generator_states(self._device),

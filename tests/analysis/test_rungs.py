@@ -28,6 +28,7 @@ from harness.analysis.rungs import (
 )
 from harness.records.record import Numbers, Record
 from tests.factories import make_cell, make_record, with_ranks
+from tests.support.parity import DISTANCE
 
 
 @pytest.mark.parametrize("size", [50, 2000])
@@ -48,16 +49,7 @@ def test_the_rule_is_that_of_torch_from_both_sides(size: int, factor: float) -> 
     assert rungs.meets_fp64_rule(b, a, exact, rungs.FP32_EPSILON) is expected
 
 
-NEAR = TensorDistance(
-    step=1,
-    name="weight",
-    dtype="float32",
-    shape=(64, 64),
-    differing=3,
-    error=1e-6,
-    reference_error=1e-6,
-    scale=0.1,
-)
+NEAR = replace(DISTANCE, step=1, shape=(64, 64), differing=3, scale=0.1)
 EQUAL = replace(NEAR, differing=0)
 FAR = replace(NEAR, error=1e-3)
 SPREAD = replace(NEAR, differing=4000)

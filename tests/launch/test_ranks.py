@@ -108,6 +108,7 @@ def run(folder: TrialFolder, code: str) -> str:
 def test_what_a_killed_launcher_has_left_is_ended(tmp_path: Path) -> None:
     child = int(run(TrialFolder(tmp_path), KILLED))
     wait_until(lambda: not psutil.pid_exists(child), 10)
+    assert not psutil.pid_exists(child)
 
 
 def test_a_log_is_kept_as_it_was_printed(tmp_path: Path) -> None:

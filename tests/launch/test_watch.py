@@ -190,6 +190,7 @@ def test_a_rank_that_makes_no_step_for_long_writes_its_stacks_once(
         wait_until(lambda: written == [12], 10)
         state.step = 13
         wait_until(lambda: written == [12, 13], 10)
+    assert written == [12, 13]
 
 
 def test_a_disk_that_refuses_reports_ends_no_trial(

@@ -104,9 +104,12 @@ def test_parts_have_names_of_their_own_and_goals_that_are_measured() -> None:
 
 
 def test_every_trial_has_a_cell() -> None:
+    cells = []
     for part in parts("cuda", small=False):
         if part.arguments[:1] == ["--cell"]:
-            make_cell(**json.loads(part.arguments[1]))
+            cells.append(make_cell(**json.loads(part.arguments[1])))
+    assert any(cell.axes.loader_pin_memory for cell in cells)
+    assert any(cell.axes.fsdp_cpu_offload for cell in cells)
 
 
 def test_a_trial_without_the_command_line_leaves_a_record_and_figures(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import nctdtr, stdtrit
 
+from harness.analysis.questions import SPEED
 from harness.statistics.estimate import Estimate, between_sessions, paired, unpaired
 from harness.statistics.verdict import (
     CorrectedTest,
@@ -21,14 +22,6 @@ from harness.statistics.verdict import (
     judge,
 )
 
-SPEED = Metric(
-    name="samples/s",
-    higher_is_better=True,
-    relative=True,
-    min_effect=0.01,
-    better="faster",
-    worse="slower",
-)
 SECONDS = Metric(
     name="seconds",
     higher_is_better=False,
