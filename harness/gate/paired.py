@@ -289,7 +289,12 @@ def sample_pair(
 
 def fast_step(turns: Sequence[ArmTurn], uncounted: int) -> float:
     """Return the seconds that `FAST_SHARE` of an arm's counted steps do not exceed."""
-    return float(np.quantile([turn.seconds[uncounted:] for turn in turns], FAST_SHARE))
+    return float(np.quantile(_counted_steps(turns, uncounted), FAST_SHARE))
+
+
+def _counted_steps(turns: Sequence[ArmTurn], uncounted: int) -> NDArray[np.float64]:
+    """Return the seconds of an arm's counted steps, (steps,); a turn of a script may have one more."""
+    return np.concatenate([turn.seconds[uncounted:] for turn in turns])
 
 
 def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDArray[np.float64]:
@@ -300,20 +305,23 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
     both arms: the mean over arms of the time that a usual turn takes in addition to its usual steps.
     Only this uses the clocks of the ranks: an arm that reports shorter steps than it has looks slower.
     """
-    steps = len(turns[0][0].seconds)
     needed = []
+    counts = []  # of steps
     costs = []
     usual_steps = []
     for of_arm in turns:
         seconds = np.asarray([turn.wall_seconds for turn in of_arm])
-        usual_step = float(np.median([turn.seconds[uncounted:] for turn in of_arm]))
+        steps = np.asarray([len(turn.seconds) for turn in of_arm])
+        usual_step = float(np.median(_counted_steps(of_arm, uncounted)))
         needed.append(seconds)
+        counts.append(steps)
         usual_steps.append(usual_step)
-        costs.append(max(0.0, float(np.median(seconds)) - steps * usual_step))
+        costs.append(max(0.0, float(np.median(seconds - steps * usual_step))))
     in_order = np.stack(needed, axis=1).ravel()
+    steps_in_order = np.stack(counts, axis=1).ravel()
     # The overhead of an arm whose reports leave time out is no time of the other one's turns.
-    floor = SHORTEST_TURN * steps * min(usual_steps)
-    step_seconds: NDArray[np.float64] = np.maximum(in_order - fmean(costs), floor) / steps
+    floor = SHORTEST_TURN * steps_in_order * min(usual_steps)
+    step_seconds: NDArray[np.float64] = np.maximum(in_order - fmean(costs), floor) / steps_in_order
     return step_seconds
 
 

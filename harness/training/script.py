@@ -447,7 +447,7 @@ def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
     reference, axes = trial.cell.workload, trial.cell.axes
     values: dict[str, Any] = {name: axes.value(name) for name in AXES}
     values |= {"rank_batch_size": axes.batch_size // axes.world_size, "seed": trial.seed}
-    values |= {"steps": trial.cell.length.steps, "folder": folder.path.absolute()}
+    values |= {"steps": trial.cell.length.steps, "folder": folder.attempt_path.absolute()}
     values |= reference.options
     words = []
     for text in reference.arguments or ():

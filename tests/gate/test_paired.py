@@ -149,6 +149,21 @@ def test_a_machine_that_slows_down_biases_neither_side() -> None:
     assert result.ratio == pytest.approx(1, abs=0.001)
 
 
+class HandsOver(Simulated):
+    """A script's optimizers follow each other: a turn may have one step more than was asked for."""
+
+    def train(self, steps: int) -> ArmTurn:
+        further = int(self.machine.rng.random() < 0.3)
+        return super().train(steps + further)
+
+
+def test_a_turn_with_one_step_more_is_measured_by_its_steps() -> None:
+    machine = Machine(rng=np.random.default_rng(3), kind=HandsOver, noise=0.0001)
+    result = measured(machine)
+    assert result.verdict == "same"
+    assert result.ratio == pytest.approx(1, abs=0.001)
+
+
 class Intermittent(Simulated):
     """One turn in ten of side b takes three times as long."""
 

@@ -222,8 +222,8 @@ def test_steps_that_the_script_compiles_are_watched(tmp_path: Path) -> None:
 
 
 def test_placeholders_get_their_values(tmp_path: Path) -> None:
-    arguments = script.script_arguments(watched_cell(), TrialFolder(tmp_path))
-    assert arguments == ["--seed", "0", f"--to={tmp_path}", "4", "0.5", "{raw}"]
+    arguments = script.script_arguments(watched_cell(), TrialFolder(tmp_path, 2))
+    assert arguments == ["--seed", "0", f"--to={tmp_path}/attempt-2", "4", "0.5", "{raw}"]
 
 
 @pytest.mark.parametrize(

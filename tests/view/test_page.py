@@ -24,6 +24,7 @@ from tests.support.commands import harness
 from tests.support.parity import make_parity
 from tests.support.reports import (
     HOSTILE,
+    failed,
     make_records,
     make_sweep,
     write_run,
@@ -189,6 +190,13 @@ def test_a_failed_trial_is_shown_with_its_log(results: Results, tmp_path: Path) 
     texts = report(results).texts
     assert f"{records[-1].trial.id} , log" in texts["failures"]
     assert "10 done, 1 failed, 1 not run" in texts["head"]
+
+
+def test_a_sweep_without_a_measured_trial_has_a_page(results: Results, tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    write_run(results, sweep, [failed(record) for record in make_records(sweep)])
+    texts = report(results).texts
+    assert "No trial was measured." in texts["summary"]
 
 
 @pytest.mark.usefixtures("sweep")
