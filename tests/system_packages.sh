@@ -4,8 +4,8 @@ set -eu
 packages=
 command -v gcc >/dev/null || packages="gcc libc6-dev"
 command -v chromium >/dev/null || packages="$packages chromium"
-for program in sbatch slurmctld slurmd munged slurmdbd mariadbd; do
-    command -v "$program" >/dev/null || { packages="$packages slurm-wlm munge slurmdbd mariadb-server"; break; }
+for program in sbatch slurmctld slurmd munged; do
+    command -v "$program" >/dev/null || { packages="$packages slurm-wlm munge"; break; }
 done
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     [ -z "$packages" ] || echo "==> No right to install $packages here: the tests that need them will be skipped"

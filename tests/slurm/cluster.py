@@ -8,23 +8,21 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import psutil
 
-from harness.core.paths import write_atomically
 from tests.slurm.configuration import Configuration, daemon_commands
 from tests.support.running import wait_until
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """A running Slurm. Its daemons are munged, slurmctld and a slurmd-NODE each; with accounting
-    also slurmdbd and mariadbd.
-    """
+    """A running Slurm. Its daemons are munged, slurmctld and a slurmd-NODE each."""
 
     configuration: Configuration
+    supervisor: subprocess.Popen[str]  # `tests.slurm.supervisor`, which holds the daemons
+    pids: dict[str, int] = field(default_factory=dict)  # of daemons, by name
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,16 +55,21 @@ class Slurm:
 
     def start(self, daemon: str) -> None:
         """Have the supervisor start a daemon; returns when its process exists."""
-        request = self.configuration.folder / f"{daemon}.start"
         command = daemon_commands(self.configuration)[daemon]
-        write_atomically(request, json.dumps(command))
-        wait_until(lambda: not request.exists())
+        request = json.dumps([str(self.configuration.log(daemon)), *command])
+        assert self.supervisor.stdin is not None
+        assert self.supervisor.stdout is not None
+        print(request, file=self.supervisor.stdin, flush=True)
+        self.pids[daemon] = int(self.supervisor.stdout.readline())
 
     def stop(self, daemon: str, number: int = signal.SIGTERM) -> None:
         """Send a daemon a signal that ends it; returns when its process is gone."""
-        pid_file = self._pid_file(daemon)
-        os.kill(int(pid_file.read_text(encoding="ascii")), number)
-        wait_until(lambda: not pid_file.exists())
+        os.kill(self.pids[daemon], number)
+        wait_until(lambda: not self.is_up(daemon))
+
+    def is_up(self, daemon: str) -> bool:
+        """Return whether the process of a daemon exists."""
+        return psutil.pid_exists(self.pids[daemon])
 
     def kill_node(self, node: str) -> None:
         """Kill slurmd and all that runs on a node, as a loss of power does."""
@@ -94,20 +97,16 @@ class Slurm:
                     starters.add(parent)
         return [*starters, *started]
 
-    def _pid_file(self, daemon: str) -> Path:
-        """Return the file that exists as long as the daemon runs."""
-        return self.configuration.folder / f"{daemon}.running"
-
     def wait_for_controller(self) -> None:
         """Return when the controller accepts connections."""
-        wait_until(lambda: is_listening(self.configuration.ports.controller))
+        wait_until(lambda: is_listening(self.configuration.ports[0]))
 
     def restore(self) -> None:
         """Start the daemons that are not running, cancel all jobs and resume all nodes; returns
         when they are idle.
         """
         for daemon in daemon_commands(self.configuration):
-            if not self._pid_file(daemon).exists():
+            if not self.is_up(daemon):
                 self.start(daemon)
         self.wait_for_controller()
         self.run("scancel", "--me")

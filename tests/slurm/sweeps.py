@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +21,13 @@ from tests.support.running import NO_VALIDITY_LIMITS, line_sweep, run, wait_unti
 
 # Every draw of random numbers that a resumed trial must repeat: the loader's and each rank's.
 RANDOM: dict[str, Any] = {"dropout": 0.3, "noise": 0.1}
-STRATEGIES: list[dict[str, list[Any]]] = [
-    {"strategy": ["single", "ddp", "fsdp2"], "world_size": [1, 2, 2]}
-]
-SEEDS = (0, 1)
-LENGTH = {"steps": 100, "evaluate": {"steps": 40}}
 STEP_SECONDS = 0.3  # so that a trial lasts for half a minute, unless it is told to hurry
 FINAL_STATES = {"done", "failed", "invalid", "lost", "cancelled"}
 
-Outcomes = Mapping[tuple[str, int], dict[str, Any]]  # what `computed` returns, by (strategy, seed)
+Undisturbed = Callable[[str, int], dict[str, Any]]  # what a strategy and a seed have to compute
 
 
 def random_sweep(
-    folder: Path,
-    *,
-    strategies: Sequence[str] = ("single", "ddp", "fsdp2"),
-    seeds: Sequence[int] = SEEDS,
-    step_seconds: float = 0.0,
-    hurry: Path | None = None,
-    stack: Mapping[str, Any] | None = None,
-    checkpoint: Any = None,
-) -> Path:
-    """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
-    such sweep.
-
-    Steps last for `step_seconds` until there is a file `hurry`. Ranks run under the `stack` with
-    this definition. None of this changes what is computed.
-    """
-    options = {**RANDOM, "step_seconds": step_seconds, "hurry": str(hurry or "")}
-    left_out = [
-        {"strategy": strategy}
-        for strategy in ("single", "ddp", "fsdp2")
-        if strategy not in strategies
-    ]
-    return line_sweep(
-        folder,
-        {"line": {"options": options}},
-        length={"steps": LENGTH["steps"]},
-        evaluate=LENGTH["evaluate"],
-        seeds=list(seeds),
-        zip=STRATEGIES,
-        stacks={} if stack is None else {"other": stack},
-        matrix={} if stack is None else {"stack": "other"},
-        exclude=left_out,
-        checkpoint=checkpoint or {},
-    )
-
-
-def slow_sweep(
     folder: Path,
     *,
     strategies: Sequence[str],
@@ -78,15 +36,24 @@ def slow_sweep(
     stack: Mapping[str, Any] | None = None,
     checkpoint: Any = None,
 ) -> Path:
-    """Write a sweep whose trials last long enough to be disturbed, until `hurry_up`."""
-    return random_sweep(
+    """Write a sweep of these strategies and seeds, whose trials compute what they do in any other
+    such sweep.
+
+    Steps last for `step_seconds` until `hurry_up`. Ranks run under the `stack` with this definition. None
+    of this changes what is computed.
+    """
+    options = {**RANDOM, "step_seconds": step_seconds, "hurry": str(folder / "hurry")}
+    world_sizes = [1 if strategy == "single" else 2 for strategy in strategies]
+    return line_sweep(
         folder,
-        strategies=strategies,
-        seeds=seeds,
-        step_seconds=step_seconds,
-        hurry=folder / "hurry",
-        stack=stack,
-        checkpoint=checkpoint,
+        {"line": {"options": options}},
+        length={"steps": 100},
+        evaluate={"steps": 40},
+        seeds=list(seeds),
+        zip=[{"strategy": list(strategies), "world_size": world_sizes}],
+        stacks={} if stack is None else {"other": stack},
+        matrix={} if stack is None else {"stack": "other"},
+        checkpoint=checkpoint or {},
     )
 
 
@@ -150,69 +117,37 @@ def computed(record: Record) -> dict[str, Any]:
     }
 
 
-def outcomes(records: Mapping[str, Record]) -> Outcomes:
-    """Return what these trials have computed."""
-    return {
-        (record.trial.cell.axes.strategy, record.trial.seed): computed(record)
-        for record in records.values()
-    }
+def computed_here(folder: Path, strategy: str, seed: int) -> dict[str, Any]:
+    """Return what a trial computes on this machine, without Slurm and without an interruption.
 
-
-class LocalOutcomes(Outcomes):
-    """What trials compute on this machine, without Slurm and without an interruption.
-
-    Each runs when it is first looked up, by forked ranks, which tests/distributed shows to compute
-    what torchrun's do. All processes with the same folder share them.
+    It runs once for all processes that use `folder`, by forked ranks, which tests/distributed shows to compute
+    what torchrun's do.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._computed: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def __getitem__(self, key: tuple[str, int]) -> dict[str, Any]:
-        if key not in self._computed:
-            self._computed[key] = self._compute(*key)
-        return self._computed[key]
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return iter(product(STRATEGIES[0]["strategy"], SEEDS))
-
-    def __len__(self) -> int:
-        return len(STRATEGIES[0]["strategy"]) * len(SEEDS)
-
-    def _compute(self, strategy: str, seed: int) -> dict[str, Any]:
-        """Run a trial, unless it has run in the folder already, and return what it has computed."""
-        folder = self.folder / f"{strategy}-{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            (record,) = run(random_sweep(folder, strategies=(strategy,), seeds=(seed,)))
-        return computed(record)
+    folder = folder / f"{strategy}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (record,) = run(random_sweep(folder, strategies=[strategy], seeds=[seed], step_seconds=0.0))
+    return computed(record)
 
 
-def wait_for_records(results: Path, undisturbed: Outcomes) -> dict[str, Record]:
+def wait_for_records(results: Path, undisturbed: Undisturbed) -> dict[str, Record]:
     """Wait until every trial is over and return the records, whose outcomes must be those of the
     undisturbed trials.
     """
-    wait_until(
-        lambda: is_over(results), 900, every=3.0
-    )  # a look takes a tenth of a second of CPU time
+    # A look takes a tenth of a second of CPU time.
+    wait_until(lambda: is_over(results), 900, every=3.0)
     records = read_records(results)
-    for key, outcome in outcomes(records).items():
-        assert outcome == undisturbed[key]
+    for record in records.values():
+        expected = undisturbed(record.trial.cell.axes.strategy, record.trial.seed)
+        assert computed(record) == expected
     return records
 
 
-def status(results: Path, sweep: str = "line") -> dict[str, Any]:
-    """Return the content of `harness status --json`."""
-    ended = harness("status", sweep, "--results", str(results), "--json")
-    content: dict[str, Any] = json.loads(ended.out)
-    return content
-
-
-def trial_rows(results: Path, sweep: str = "line") -> list[dict[str, Any]]:
-    """Return the row of each trial in the status."""
-    rows: list[dict[str, Any]] = status(results, sweep)["trials"]
+def trial_rows(results: Path) -> list[dict[str, Any]]:
+    """Return the row of each trial in `harness status --json`."""
+    ended = harness("status", "line", "--results", str(results), "--json")
+    rows: list[dict[str, Any]] = json.loads(ended.out)["trials"]
     return rows
 
 

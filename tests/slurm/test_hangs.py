@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import set_client_environment, skip_if
-from tests.slurm.daemons import missing, running
+from tests.slurm.conftest import slurm_in
 from tests.slurm.sweeps import is_over, read_records, submit, trial_rows
 from tests.support.hang_verdicts import WAYS, check_verdict, failure_of, hang_sweep
 from tests.support.running import wait_until
@@ -18,26 +17,17 @@ pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(24
 
 
 @pytest.fixture(scope="module")
-def wide_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def shared_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """Two nodes with room for several jobs, which wait most of the time."""
-    skip_if(missing())
-    with running(tmp_path_factory.mktemp("wide"), cpus=8) as slurm:
+    with slurm_in(tmp_path_factory.mktemp("wide"), cpus=8) as slurm:
         yield slurm
-
-
-@pytest.fixture
-def slurm(wide_nodes: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    set_client_environment(wide_nodes, monkeypatch)
-    yield wide_nodes
-    wide_nodes.restore()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_every_hang_is_named_on_two_nodes(
-    slurm: Slurm, tmp_path: Path, world_size: int, strategy: str
-) -> None:
+@pytest.mark.usefixtures("slurm")
+def test_every_hang_is_named_on_two_nodes(tmp_path: Path, world_size: int, strategy: str) -> None:
     """Within the limits that every trial has."""
     for way in WAYS:
         folder = tmp_path / way

@@ -16,11 +16,11 @@ from harness.records.assignment import read_heartbeats
 from tests.slurm.cluster import Slurm
 from tests.slurm.sweeps import (
     STEP_SECONDS,
-    Outcomes,
+    Undisturbed,
     hurry_up,
     is_over,
+    random_sweep,
     read_records,
-    slow_sweep,
     submit,
     trial_folder,
     trial_rows,
@@ -42,14 +42,14 @@ def preempt(slurm: Slurm) -> None:
 
 @pytest.mark.nightly
 def test_a_trial_continues_after_a_preemption(
-    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+    slurm: Slurm, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """From a sharded checkpoint; the other tests have whole ones.
 
     The ranks are in a container, whose own command Slurm signals too.
     """
     in_container = {"prefix": container(), "python": sys.executable}
-    sweep = slow_sweep(tmp_path, strategies=["fsdp2"], stack=in_container)
+    sweep = random_sweep(tmp_path, strategies=["fsdp2"], stack=in_container)
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
     wait_for_step(results, 0, 5)
@@ -70,14 +70,14 @@ def submit_with_a_time_limit_that_is_too_short(folder: Path) -> Path:
     to 40 s. Should it come before the first step, the next start of the job has another chance.
     """
     folder.mkdir()
-    sweep = slow_sweep(folder, strategies=["single"], step_seconds=1.0)
+    sweep = random_sweep(folder, strategies=["single"], step_seconds=1.0)
     submit(sweep, folder / "results", time="1", warning=20, requeues=30)
     return folder / "results"
 
 
 @pytest.mark.nightly
 def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
-    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+    slurm: Slurm, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """One trial waits for its time limit beside a job of two, which is cancelled in the meantime while one
     runs. They are submitted again; a job whose leader is killed comes back by itself.
@@ -85,7 +85,7 @@ def test_time_limits_that_are_too_short_cancelled_jobs_and_a_killed_leader(
     limited = submit_with_a_time_limit_that_is_too_short(tmp_path / "limited")
     folder = tmp_path / "cancelled"
     folder.mkdir()
-    sweep = slow_sweep(folder, strategies=["single"], seeds=[0, 1])
+    sweep = random_sweep(folder, strategies=["single"], seeds=[0, 1])
     results = folder / "results"
     submit(sweep, results, array_parallelism=1)
     wait_for_step(results, 0, 5)
@@ -143,10 +143,10 @@ def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Pat
 
 @pytest.mark.nightly
 def test_a_killed_rank_and_a_killed_leader_cost_the_steps_since_the_last_save(
-    slurm: Slurm, tmp_path: Path, undisturbed: Outcomes
+    slurm: Slurm, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The rank is tried again in its job, and the job comes back."""
-    sweep = slow_sweep(tmp_path, strategies=["fsdp2"], checkpoint={"every": "4 steps"})
+    sweep = random_sweep(tmp_path, strategies=["fsdp2"], checkpoint={"every": "4 steps"})
     results = tmp_path / "results"
     submit(sweep, results)
     checkpoints = trial_folder(results, 0).resume_checkpoints

@@ -8,13 +8,13 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import SweepFolder
 from harness.launch import srun, watch
-from harness.launch.attempts import RETRIES
 from harness.launch.runner import Runner
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult, Record
@@ -22,7 +22,7 @@ from harness.slurm import leader, submission
 from harness.slurm.leader import Job, JobIsOver, JobListener
 from harness.slurm.submission import JobArray, Submission
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile, SlurmOptions
+from harness.sweep.cluster import Profile, SlurmOptions, ValidityRules
 from harness.sweep.sweep import Sweep
 from harness.training.progress import SIGNAL
 from tests.factories import BEGUN, make_record, write_trial
@@ -30,7 +30,6 @@ from tests.support.slurm import FakeSlurm, install_fake_slurm
 from tests.support.sweeps import load
 
 PROFILE = Profile(launcher="slurm", device="cpu")
-NODE_LOST = Failure(kind="NodeFailure", message="n2")
 
 
 @pytest.fixture
@@ -58,21 +57,10 @@ def runner(tmp_path: Path, listener: JobListener) -> Runner:
     return make_runner(tmp_path, load(tmp_path, seeds=[0, 1, 2, 3, 4]), listener)
 
 
-def leave_record(runner: Runner, seed: int, **changes: object) -> Record:
-    """Leave the record of a trial of the sweep, with these changes, and return it."""
+def leave_record(runner: Runner, seed: int, **changes: Any) -> None:
+    """Leave the record of a trial of the sweep, with these changes."""
     trial = runner.sweep.trials()[seed]
-    record = make_record(trial.cell, seed=seed, **changes)  # type: ignore[arg-type]
-    write_trial(runner.folder, record)
-    return record
-
-
-def fail_again(runner: Runner, record: Record, failure: Failure) -> Record:
-    """Leave the record of one more attempt of a trial, after one that has failed."""
-    failure = replace(failure, attempt=record.attempt, began_at=record.started)
-    failures = (*record.previous_failures, failure)
-    record = replace(record, attempt=record.attempt + 1, previous_failures=failures)
-    write_trial(runner.folder, record)
-    return record
+    write_trial(runner.folder, make_record(trial.cell, seed=seed, **changes))
 
 
 def pending_seeds(runner: Runner) -> list[int]:
@@ -80,86 +68,71 @@ def pending_seeds(runner: Runner) -> list[int]:
     return [trial.seed for trial in leader.pending_trials(runner, runner.sweep.trials())]
 
 
-class TestPendingTrials:
-    def test_are_those_without_a_record_of_this_submission(self, runner: Runner) -> None:
-        """A failed trial stays failed, unless an earlier submission has left its record."""
-        leave_record(runner, 0)
-        leave_record(runner, 1, status="failed")
-        leave_record(runner, 4, status="failed", attempt=1, started=BEGUN - 1)
-        assert pending_seeds(runner) == [2, 3, 4]
-        leave_record(runner, 4, status="failed", attempt=2)
-        assert pending_seeds(runner) == [2, 3]
-
-    def test_include_interrupted_ones(self, runner: Runner) -> None:
-        preempted = Failure(kind="Interrupted", message="preempted")
-        leave_record(runner, 0, status="interrupted", failure=preempted)
-        assert 0 in pending_seeds(runner)
-
-    def test_include_for_a_few_times_those_lost_through_no_fault_of_their_own(
-        self, runner: Runner
-    ) -> None:
-        record = leave_record(runner, 0, status="failed", failure=NODE_LOST)
-        for _ in range(RETRIES["NodeFailure"]):
-            assert 0 in pending_seeds(runner)
-            record = fail_again(runner, record, NODE_LOST)
-        assert 0 not in pending_seeds(runner)
-
-    def test_include_invalid_ones_as_often_as_the_profile_says(self, runner: Runner) -> None:
-        record = leave_record(runner, 0, status="invalid", invalid=["steal"])
-        for _ in range(runner.profile.validity.reruns):
-            assert 0 in pending_seeds(runner)
-            record = fail_again(runner, record, Failure(kind="Invalid", message="steal"))
-        assert 0 not in pending_seeds(runner)
+def test_pending_are_trials_without_a_record_of_this_submission_and_those_that_run_again(
+    runner: Runner,
+) -> None:
+    """A failed trial stays failed, unless an earlier submission has left its record."""
+    leave_record(runner, 0)
+    leave_record(runner, 1, status="failed")
+    leave_record(runner, 4, status="failed", attempt=1, started=BEGUN - 1)
+    assert pending_seeds(runner) == [2, 3, 4]
+    leave_record(runner, 4, status="failed", attempt=2)
+    preempted = Failure(kind="Interrupted", message="preempted")
+    leave_record(runner, 2, status="interrupted", failure=preempted)
+    leave_record(runner, 3, status="failed", failure=Failure(kind="NodeFailure", message="n2"))
+    assert pending_seeds(runner) == [2, 3]
+    leave_record(runner, 0, status="invalid", invalid=["steal"])
+    for reruns, pending in ((1, [0, 2, 3]), (0, [2, 3])):
+        profile = replace(PROFILE, validity=ValidityRules(reruns=reruns))
+        assert pending_seeds(replace(runner, profile=profile)) == pending
 
 
-class TestTheExitCode:
-    """By it, the batch script knows whether to have the job requeued."""
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (JobIsOver("the sweep's jobs were cancelled"), leader.DECIDED),
+        (HarnessError("job 71 can't be requeued"), leader.CRASHED),
+        (OSError("Stale file handle"), leader.CRASHED),
+    ],
+)
+def test_the_exit_code_tells_the_batch_script_whether_the_leader_meant_to_end(
+    error: Exception | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = make_job(tmp_path, [], load(tmp_path)).submission
 
-    @pytest.mark.parametrize(
-        ("error", "code"),
-        [
-            (None, 0),
-            (JobIsOver("the sweep's jobs were cancelled"), leader.DECIDED),
-            (HarnessError("job 71 can't be requeued"), leader.CRASHED),
-            (OSError("Stale file handle"), leader.CRASHED),
-        ],
-    )
-    def test_says_whether_the_leader_meant_to_end(
-        self, error: Exception | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        submitted = make_job(tmp_path, [], load(tmp_path)).submission
+    def lead(job: Job) -> None:
+        assert (job.array, job.index) == (1, 7)
+        if error is not None:
+            raise error
 
-        def lead(job: Job) -> None:
-            assert (job.array, job.index) == (1, 7)
-            if error is not None:
-                raise error
-
-        monkeypatch.setattr(submission, "read", lambda folder: submitted)
-        monkeypatch.setattr(leader, "lead", lead)
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
-        assert leader.main(["lead", "/sweep", "id", "1"]) == code
+    monkeypatch.setattr(submission, "read", lambda folder: submitted)
+    monkeypatch.setattr(leader, "lead", lead)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
+    assert leader.main(["lead", "/sweep", "id", "1"]) == code
 
 
-class TestSignals:
-    def test_precede_the_time_limit_and_a_preemption(self, listener: JobListener) -> None:
-        assert listener.stop.reason() is None
-        listener.on_signal(SIGNAL, None)
-        listener.on_signal(signal.SIGTERM, None)
-        assert listener.stop.reason() == "time limit or preemption"
-
-    def test_that_end_the_job_mean_no_interruption(self, listener: JobListener) -> None:
-        listener.on_signal(signal.SIGTERM, None)
-        assert listener.stop.reason() == "SIGTERM"
+@pytest.mark.parametrize(
+    ("signals", "reason"),
+    [([SIGNAL, signal.SIGTERM], "time limit or preemption"), ([signal.SIGTERM], "SIGTERM")],
+)
+def test_the_first_signal_says_why_trials_are_to_stop(
+    listener: JobListener, signals: list[int], reason: str
+) -> None:
+    assert listener.stop.reason() is None
+    for number in signals:
+        listener.on_signal(number, None)
+    assert listener.stop.reason() == reason
 
 
 class TestLead:
-    """`lead` itself, in a job in which no trial gets to run."""
+    """`lead` itself, in a job in which no trial gets to run, and which fails the test if it is requeued."""
 
     @pytest.fixture
     def submitted(
         self, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[Submission]:
-        """A submission whose job fails the test if it is requeued."""
+        """The submission of the job."""
         monkeypatch.setenv("SLURM_JOB_ID", "71")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
@@ -184,11 +157,6 @@ class TestLead:
         with pytest.raises(BadInput, match=r"GLOO_SOCKET_IFNAME: found 'ib7' without an address"):
             self.lead(runner, submitted)
 
-    def test_of_a_cancelled_job_starts_nothing(self, runner: Runner, submitted: Submission) -> None:
-        (submission.folder_of(runner.folder, submitted.id) / submission.CANCELLED).touch()
-        with pytest.raises(JobIsOver, match="were cancelled"):
-            self.lead(runner, submitted)
-
     def test_leaves_out_what_was_submitted_again(
         self,
         runner: Runner,
@@ -210,35 +178,40 @@ class TestLead:
             self.lead(runner, submitted)
         assert [trial.seed for trial in ran] == [0]
 
-    def test_of_a_job_that_is_cancelled_while_it_saves_does_not_requeue(
-        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("events", "message"),
+        [
+            # scancel sends SIGTERM while the trial saves after a preemption.
+            ([SIGNAL, "cancelled", signal.SIGTERM], "were cancelled"),
+            # Slurm cancels the job, or requeues it itself.
+            ([signal.SIGTERM], "left undone: 5 trials"),
+        ],
+    )
+    def test_of_a_job_that_is_ended_does_not_requeue(
+        self,
+        runner: Runner,
+        submitted: Submission,
+        monkeypatch: pytest.MonkeyPatch,
+        events: list[Any],
+        message: str,
     ) -> None:
-        """scancel sends SIGTERM while the trial saves after a preemption."""
-
         def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
-            signal.raise_signal(SIGNAL)
-            (submission.folder_of(running.folder, submitted.id) / submission.CANCELLED).touch()
-            signal.raise_signal(signal.SIGTERM)
+            for event in events:
+                if event == "cancelled":
+                    self.cancel(runner, submitted)
+                else:
+                    signal.raise_signal(event)
             return iter(())
 
         monkeypatch.setattr(Runner, "run", run)
-        with pytest.raises(JobIsOver, match="were cancelled"):
+        with pytest.raises(JobIsOver, match=message):
             self.lead(runner, submitted)
 
-    def test_of_a_job_that_got_sigterm_alone_does_not_requeue(
-        self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Slurm cancels it, or requeues it itself."""
+    def cancel(self, runner: Runner, submitted: Submission) -> None:
+        """Do what `harness cancel` does before it calls scancel."""
+        (submission.folder_of(runner.folder, submitted.id) / submission.CANCELLED).touch()
 
-        def run(running: Runner, pending: Sequence[Trial]) -> Iterator[Record]:
-            signal.raise_signal(signal.SIGTERM)
-            return iter(())
-
-        monkeypatch.setattr(Runner, "run", run)
-        with pytest.raises(JobIsOver, match="left undone: 5 trials"):
-            self.lead(runner, submitted)
-
-    def test_of_a_job_that_slurm_restarts_too_often_fails(
+    def test_starts_nothing_in_a_job_that_was_cancelled_or_is_restarted_too_often(
         self, runner: Runner, submitted: Submission, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Runner, "run", lambda running, pending: pytest.fail("a trial ran"))
@@ -246,6 +219,9 @@ class TestLead:
         with pytest.raises(
             JobIsOver, match=r"job 71 was started again 6 times without .*; slurm.requeues: 5"
         ):
+            self.lead(runner, submitted)
+        self.cancel(runner, submitted)
+        with pytest.raises(JobIsOver, match="were cancelled"):
             self.lead(runner, submitted)
 
 
@@ -297,26 +273,6 @@ sleep 0.3
 cp "${0%/*}"/rank0* "$folder/"
 exec sleep 60
 """
-
-
-def test_a_rank_that_crashes_leaves_the_others_a_moment(
-    tmp_path: Path, listener: JobListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In which they report their own errors; then the step is cancelled."""
-    monkeypatch.setenv("SLURM_JOB_ID", "71")
-    slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-    plant_step(slurm, WAITING_SRUN)
-    sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
-    (trial,) = sweep.trials()
-    slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
-    runner = make_runner(tmp_path, sweep, listener)
-
-    record = next(replace(runner, poll_seconds=0.01).run([trial]))
-    assert str(record.failure) == "rank 1 on n2: Killed: ended by SIGABRT"
-    assert [result.failure for result in record.ranks] == [CONNECTION_LOST]
-    assert slurm.calls("scancel") == ["--signal=KILL 71.3"]
-
-
 # Rank 0 has lost its connection to rank 1, whose node Slurm misses only later.
 DYING_NODE_SRUN = """#!/bin/bash
 folder=${@: -2:1}
@@ -328,29 +284,47 @@ exit 1
 """
 
 
-def test_a_rank_that_lost_its_connection_waits_for_what_slurm_says_of_the_node(
-    tmp_path: Path, listener: JobListener, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("srun_script", "grace", "failure", "cancelled"),
+    [
+        (WAITING_SRUN, 3.0, ("Killed", 1, "n2"), ["--signal=KILL 71.3"]),
+        # The node would not be left out if the lost connection were the cause.
+        (DYING_NODE_SRUN, 0.1, ("NodeFailure", None, "n2"), []),
+    ],
+    ids=["crash", "node"],
+)
+def test_a_rank_that_fails_leaves_the_others_and_slurm_a_moment(
+    tmp_path: Path,
+    listener: JobListener,
+    monkeypatch: pytest.MonkeyPatch,
+    srun_script: str,
+    grace: float,
+    failure: tuple[str, int | None, str],
+    cancelled: list[str],
 ) -> None:
-    """The node would not be left out if the lost connection were the cause."""
+    """In which they report their own errors; then the step is cancelled."""
     monkeypatch.setenv("SLURM_JOB_ID", "71")
-    monkeypatch.setattr("harness.launch.ranks.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("harness.launch.ranks.GRACE_SECONDS", grace)
     slurm = install_fake_slurm(tmp_path / "bin", monkeypatch.setenv)
-    plant_step(slurm, DYING_NODE_SRUN)
+    plant_step(slurm, srun_script)
     sweep = load(tmp_path, matrix={"strategy": "ddp", "world_size": 2})
     (trial,) = sweep.trials()
+    slurm.set_queue(f"71.3|{trial.id}\n71.batch|batch\n")
     runner = make_runner(tmp_path, sweep, listener)
 
     record = next(replace(runner, poll_seconds=0.01).run([trial]))
     assert record.failure is not None
-    assert (record.failure.kind, record.failure.host) == ("NodeFailure", "n2")
+    assert (record.failure.kind, record.failure.rank, record.failure.host) == failure
+    assert [result.failure for result in record.ranks] == [CONNECTION_LOST]
+    assert slurm.calls("scancel") == cancelled
 
 
 # What clients of Slurm 22.05.8 print while no controller answers.
 NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
 
 
-class TestCallsOfScontrol:
-    """A fake scontrol, which writes its arguments down."""
+class TestRequeue:
+    """By a fake scontrol, which writes its arguments down."""
 
     @pytest.fixture(autouse=True)
     def scontrol_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -365,12 +339,11 @@ class TestCallsOfScontrol:
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         monkeypatch.setenv("SLURM_JOB_ID", "71")
-        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1,n2")
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         monkeypatch.setattr(srun, "FIRST_PAUSE", 0.01)
         return tmp_path / "scontrol.log"
 
-    def test_name_a_task_of_an_array_by_its_index(
+    def test_names_a_task_of_an_array_by_its_index(
         self, scontrol_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The SLURM_JOB_ID of its last task is the array's, by which Slurm would requeue all tasks."""
@@ -379,7 +352,7 @@ class TestCallsOfScontrol:
         make_job(tmp_path, [], load(tmp_path)).requeue()
         assert scontrol_log.read_text() == "requeue 71_3\n"
 
-    def test_are_limited_unless_a_trial_has_ended_meanwhile(
+    def test_is_limited_unless_a_trial_has_ended_meanwhile(
         self, scontrol_log: Path, tmp_path: Path
     ) -> None:
         job = make_job(tmp_path, [], load(tmp_path), requeues=2)
@@ -391,25 +364,20 @@ class TestCallsOfScontrol:
         job.requeue()
         assert scontrol_log.exists()
 
-    def test_that_slurm_refuses_are_an_error(self, tmp_path: Path) -> None:
-        (tmp_path / "refusals").write_text("Requested operation is presently disabled\n")
-        with pytest.raises(
-            HarnessError, match="job 71 can't be requeued: Requested operation is presently"
-        ):
-            make_job(tmp_path, [], load(tmp_path)).requeue()
-
-    def test_are_repeated_until_the_controller_answers(
+    def test_is_repeated_until_the_controller_answers(
         self, scontrol_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 3)
-        make_job(tmp_path, [], load(tmp_path)).requeue()
+        job = make_job(tmp_path, [], load(tmp_path))
+        refusals = tmp_path / "refusals"
+        refusals.write_text(f"{NO_CONTROLLER}\n" * 3)
+        job.requeue()
         assert scontrol_log.read_text() == "requeue 71\n" * 4
         assert capsys.readouterr().out.count(NO_CONTROLLER) == 1
-
-    def test_end_when_patience_does(self, tmp_path: Path) -> None:
-        (tmp_path / "refusals").write_text(f"{NO_CONTROLLER}\n" * 99)
-        completed = srun.call(["scontrol", "requeue", "71"], patience=0.1)
-        assert completed.returncode == 1
+        refusals.write_text(f"{NO_CONTROLLER}\n" * 99)
+        assert srun.call(["scontrol", "requeue", "71"], patience=0.1).returncode == 1
+        refusals.write_text("Requested operation is presently disabled\n")
+        with pytest.raises(HarnessError, match="job 71 can't be requeued: Requested operation"):
+            job.requeue()
 
 
 def test_a_trial_that_saves_gets_on_however_often_its_job_comes_back(

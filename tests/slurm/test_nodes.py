@@ -12,13 +12,12 @@ import pytest
 
 from harness.records.record import Record
 from tests.slurm.cluster import Slurm
-from tests.slurm.conftest import set_client_environment, skip_if
-from tests.slurm.daemons import missing, running
+from tests.slurm.conftest import slurm_in
 from tests.slurm.sweeps import (
-    Outcomes,
+    Undisturbed,
     hurry_up,
+    random_sweep,
     slow_down,
-    slow_sweep,
     submit,
     trial_folder,
     trial_rows,
@@ -32,11 +31,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.distributed, pytest.mark.timeout(24
 
 
 @pytest.fixture
-def slurm_with_spare_node(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """One node more than a job needs, which is drained; and slurmdbd, which other tests do without."""
-    skip_if(missing(accounting=True))
-    with running(short_folder / "slurm", nodes=("n1", "n2", "spare"), accounting=True) as slurm:
-        set_client_environment(slurm, monkeypatch)
+def slurm_with_spare_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """One node more than a job needs, which is drained."""
+    nodes = ("n1", "n2", "spare")
+    with slurm_in(tmp_path_factory.mktemp("spare"), nodes=nodes) as slurm:
         slurm.set_node("spare", "DRAIN")
         yield slurm
 
@@ -48,14 +46,14 @@ def lost_with(record: Record) -> list[tuple[str, str | None]]:
 
 @pytest.mark.nightly
 def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
-    slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Outcomes
+    slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """Three faults, one after the other, while two trials run; each hits at most one of them.
 
     The job whose node has died runs again on two others, although that node is back.
     """
     slurm = slurm_with_spare_node
-    sweep = slow_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
+    sweep = random_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
     results = tmp_path / "results"
     submit(sweep, results, exclusive=True)
 

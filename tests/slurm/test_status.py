@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from harness.cli import jobs
 from harness.core.errors import BadInput
 from harness.core.paths import Results, SweepFolder, TrialFolder, write_atomically
-from harness.records.record import Failure, Record
+from harness.records.record import Failure
 from harness.records.store import lock
 from harness.slurm import queue as queues
 from harness.slurm import submission as submissions
@@ -46,45 +46,43 @@ PREEMPTED = Failure(kind="Interrupted", message="preempted")
 PROGRESS: dict[str, Any] = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1}
 
 
-@pytest.fixture
-def submission(tmp_path: Path) -> Submission:
-    """Seven jobs of a trial each, in one array that sbatch called 7."""
-    sweep = load(tmp_path, seeds=list(range(7)))
-    trials = sweep.trials()
-    array = JobArray(
-        nodes=2,
-        ranks_per_node=1,
-        trial_ids=[[trial.id] for trial in trials],
-    )
-    return Submission(sweep=sweep, profile=Profile(launcher="slurm"), arrays=[array])
+class Submitted:
+    """Seven jobs of a trial each, in one array that sbatch called 7, and the folder of their sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.sweep = load(path, seeds=list(range(7)))
+        trial_ids = [[trial.id] for trial in self.sweep.trials()]
+        array = JobArray(nodes=2, ranks_per_node=1, trial_ids=trial_ids)
+        profile = Profile(launcher="slurm")
+        self.submission = Submission(sweep=self.sweep, profile=profile, arrays=[array])
+        self.folder = Results(path / "results").sweep_folder("demo")
+        self.trials = [self.folder.trial_folder(trial.id) for trial in self.sweep.trials()]
+
+    def leave(self, seed: int, previous: Sequence[Failure] = (), **changes: Any) -> None:
+        """Leave the record of a trial that has ended since it was submitted."""
+        changes = {"started": self.submission.created_at + 1, **changes}
+        record = make_record(self.sweep.trials()[seed].cell, seed=seed, **changes)
+        write_trial(self.folder, replace(record, previous_failures=tuple(previous)))
+
+    def rows(self, squeue: str | None = SQUEUE) -> list[TrialState]:
+        """Return the states of the trials; NAME in squeue's text is that of the jobs."""
+        queue = None
+        if squeue is not None:
+            queue = queues.parse_squeue(squeue.replace("NAME", self.submission.job_name(0)))
+        return list(sweep_status(self.sweep, self.folder, [self.submission], queue).trials)
+
+    def states(self, squeue: str | None = SQUEUE) -> list[State]:
+        """Return the state of each trial."""
+        return names(self.rows(squeue))
+
+    def cancel(self) -> None:
+        """Do what `harness cancel` leaves."""
+        self.submission = replace(self.submission, is_cancelled=True)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> SweepFolder:
-    """The folder of the submission's sweep."""
-    return Results(tmp_path / "results").sweep_folder("demo")
-
-
-@pytest.fixture
-def trials(submission: Submission, folder: SweepFolder) -> list[TrialFolder]:
-    """The folders of the submission's trials."""
-    return [folder.trial_folder(trial.id) for trial in submission.sweep.trials()]
-
-
-@pytest.fixture
-def leave(submission: Submission, folder: SweepFolder) -> Callable[..., Record]:
-    """A function that leaves the record of a trial which has ended since it was submitted."""
-
-    def leave_record(seed: int, **changes: Any) -> Record:
-        trial = submission.sweep.trials()[seed]
-        earlier = changes.pop("previous_failures", ())
-        changes = {"started": submission.created_at + 1, **changes}
-        record = make_record(trial.cell, seed=seed, **changes)
-        record = replace(record, previous_failures=earlier)
-        write_trial(folder, record)
-        return record
-
-    return leave_record
+def submitted(tmp_path: Path) -> Submitted:
+    return Submitted(tmp_path)
 
 
 def begin(trial_folder: TrialFolder, **progress: Any) -> None:
@@ -94,24 +92,9 @@ def begin(trial_folder: TrialFolder, **progress: Any) -> None:
         write_atomically(trial_folder.progress_path, json.dumps(progress))
 
 
-def states_by(
-    submission: Submission, folder: SweepFolder, squeue: str | None = SQUEUE
-) -> list[TrialState]:
-    """Return the states of a submission's trials; NAME in squeue's text is that of its jobs."""
-    queue = None
-    if squeue is not None:
-        queue = queues.parse_squeue(squeue.replace("NAME", submission.job_name(0)))
-    return list(sweep_status(submission.sweep, folder, [submission], queue).trials)
-
-
 def names(rows: Sequence[TrialState]) -> list[State]:
     """Return the state of each row."""
     return [row.state for row in rows]
-
-
-def status_of(submission: Submission, rows: Sequence[TrialState]) -> SweepStatus:
-    """Return the status of a sweep with these rows."""
-    return SweepStatus(sweep=submission.sweep, trials=rows)
 
 
 class TestQueue:
@@ -132,17 +115,14 @@ class TestQueue:
         ("program", "message"),
         [
             ("", "No such file"),
-            (
-                "#!/bin/sh\necho 'slurm_load_jobs: Unable to contact' >&2; exit 1\n",
-                "Unable to contact",
-            ),
+            ("#!/bin/sh\necho 'Unable to contact' >&2; exit 1\n", "Unable to contact"),
         ],
     )
     def test_that_does_not_answer_is_an_error(
         self,
         program: str,
         message: str,
-        submission: Submission,
+        submitted: Submitted,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -151,24 +131,18 @@ class TestQueue:
             (tmp_path / "squeue").chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(queues.SlurmDown, match=message):
-            queues.query([submission])
+            queues.query([submitted.submission])
 
 
 class TestOfSubmittedTrials:
-    def test_the_folder_comes_first_and_slurm_second(
-        self,
-        submission: Submission,
-        folder: SweepFolder,
-        trials: list[TrialFolder],
-        leave: Callable[..., Record],
-    ) -> None:
+    def test_the_folder_comes_first_and_slurm_second(self, submitted: Submitted) -> None:
         """Job 7_1 is completing and 7_6 has ended; the records count, whatever Slurm says of the
         jobs.
         """
-        begin(trials[0], **PROGRESS, at=time.time())
-        leave(1)
-        leave(6, status="failed")
-        rows = states_by(submission, folder)
+        begin(submitted.trials[0], **PROGRESS, at=time.time())
+        submitted.leave(1)
+        submitted.leave(6, status="failed")
+        rows = submitted.rows()
         assert names(rows) == ["running", "done", "queued", "queued", "queued", "queued", "failed"]
         running = rows[0]
         assert (running.job, running.nodes) == ("7_0", "n[1-2]")
@@ -176,148 +150,101 @@ class TestOfSubmittedTrials:
         assert rows[2].detail == "JobArrayTaskLimit"
         assert "no such thing" in rows[6].detail
 
-    def test_starting_as_soon_as_the_next_attempt_has_begun(
-        self,
-        submission: Submission,
-        folder: SweepFolder,
-        trials: list[TrialFolder],
-        leave: Callable[..., Record],
-    ) -> None:
+    def test_starting_as_soon_as_the_next_attempt_has_begun(self, submitted: Submitted) -> None:
         """Where the job is in the queue again, an attempt is one that ended with an earlier start."""
         for seed in range(3):
-            leave(seed, status="interrupted", failure=PREEMPTED)
-            begin(replace(trials[seed], attempt=2))
-        rows = states_by(submission, folder)
+            submitted.leave(seed, status="interrupted", failure=PREEMPTED)
+            begin(replace(submitted.trials[seed], attempt=2))
+        rows = submitted.rows()
         assert names(rows)[:3] == ["running", "queued", "queued"]
-        assert rows[0].detail == "starting"
-        assert rows[2].detail == "JobArrayTaskLimit"
+        assert (rows[0].detail, rows[2].detail) == ("starting", "JobArrayTaskLimit")
 
-    def test_lost_with_a_job_that_left_no_record(
-        self, submission: Submission, folder: SweepFolder, trials: list[TrialFolder]
-    ) -> None:
-        begin(trials[5], **PROGRESS, at=time.time())
-        rows = states_by(submission, folder, squeue="")
+    def test_lost_with_a_job_that_left_no_record(self, submitted: Submitted) -> None:
+        begin(submitted.trials[5], **PROGRESS, at=time.time())
+        rows = submitted.rows(squeue="")
         assert set(names(rows)) == {"lost"}
-        log = f"{folder.path}/jobs/{submission.id}/0-0.log"
+        log = f"{submitted.folder.path}/jobs/{submitted.submission.id}/0-0.log"
         assert rows[0].detail == (
             f"its job ended without a record of it; last line of its log: none; log: {log}"
         )
-
-    def test_cancelled_is_not_lost(
-        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
-    ) -> None:
-        leave(0)
-        leave(1, status="interrupted", failure=PREEMPTED)
-        rows = states_by(replace(submission, is_cancelled=True), folder, squeue="")
-        assert names(rows) == ["done", *["cancelled"] * 6]
-        ending = states_by(replace(submission, is_cancelled=True), folder)
-        assert "queued" not in names(ending)
-
-    def test_interrupted_waits_for_its_job_or_is_lost_with_it(
-        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
-    ) -> None:
-        for seed in (2, 6):
-            leave(seed, status="interrupted", failure=PREEMPTED)
-        rows = states_by(submission, folder)
-        assert (rows[2].state, rows[6].state) == ("queued", "lost")
-
-    def test_a_job_with_another_name_is_somebody_elses(
-        self, submission: Submission, folder: SweepFolder
-    ) -> None:
-        """Slurm's ids come back after a while."""
+        # Slurm's ids come back after a while: a job with another name is somebody else's.
         squeue = SQUEUE.replace("NAME", "another-job-of-mine")
-        assert queues.live_jobs(submission, queues.parse_squeue(squeue)) == {}
-        assert set(names(states_by(submission, folder, squeue))) == {"lost"}
+        assert set(submitted.states(squeue)) == {"lost"}
 
-    def test_invalid_is_not_final_while_its_job_may_run_it_again(
-        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
+    def test_cancelled_is_not_lost(self, submitted: Submitted) -> None:
+        submitted.leave(0)
+        submitted.leave(1, status="interrupted", failure=PREEMPTED)
+        submitted.cancel()
+        assert submitted.states(squeue="") == ["done", *["cancelled"] * 6]
+        assert "queued" not in submitted.states()
+
+    @pytest.mark.parametrize(
+        ("status", "ended"), [("interrupted", "lost"), ("invalid", "invalid"), ("failed", "failed")]
+    )
+    def test_what_its_job_may_run_again_is_queued(
+        self, submitted: Submitted, status: str, ended: State
     ) -> None:
-        for seed in (2, 6):
-            leave(seed, status="invalid")
-        rows = states_by(submission, folder)
-        assert rows[2].state == "queued"
-        assert rows[6].state == "invalid"
+        """Seed 6 has no job any more. The record of an earlier submission does not count."""
+        earlier = {"started": submitted.submission.created_at - 9} if status == "failed" else {}
+        failure = PREEMPTED if status == "interrupted" else None
+        submitted.leave(2, status=status, failure=failure, **earlier)
+        submitted.leave(6, status=status, failure=failure)
+        states = submitted.states()
+        assert (states[2], states[6]) == ("queued", ended)
 
     @pytest.mark.parametrize(("count", "state"), [(1, "queued"), (2, "queued"), (3, "failed")])
     def test_lost_with_a_node_it_runs_again_while_its_job_exists(
-        self,
-        count: int,
-        state: str,
-        submission: Submission,
-        folder: SweepFolder,
-        leave: Callable[..., Record],
+        self, submitted: Submitted, count: int, state: str
     ) -> None:
         """Up to the number of retries, and if Slurm is silent too."""
         failure = Failure(kind="NodeFailure", message="n2 died", host="n2")
-        began_at = submission.created_at + 1
+        began_at = submitted.submission.created_at + 1
         earlier = [replace(failure, attempt=1, began_at=began_at)] * (count - 1)
-        leave(2, status="failed", attempt=count, failure=failure, previous_failures=tuple(earlier))
-        row = states_by(submission, folder)[2]
+        submitted.leave(2, earlier, status="failed", attempt=count, failure=failure)
+        row = submitted.rows()[2]
         assert row.state == state
         assert (row.detail == "to run again: NodeFailure: n2 died") is (state == "queued")
-        assert states_by(submission, folder, squeue="")[2].state == "failed"
-        assert states_by(submission, folder, squeue=None)[2].state == state
+        assert submitted.states(squeue="")[2] == "failed"
+        assert submitted.states(squeue=None)[2] == state
 
-    def test_a_silent_slurm_makes_nothing_lost(
-        self,
-        submission: Submission,
-        folder: SweepFolder,
-        trials: list[TrialFolder],
-        leave: Callable[..., Record],
-    ) -> None:
+    def test_a_silent_slurm_makes_nothing_lost(self, submitted: Submitted) -> None:
         """Where nobody knows whether a job exists, its trial counts as queued, unless it was
         cancelled.
         """
-        begin(trials[0], **PROGRESS, at=time.time())
-        leave(1)
-        leave(2, status="interrupted", failure=PREEMPTED)
-        rows = states_by(submission, folder, squeue=None)
-        assert names(rows) == ["running", "done", *["queued"] * 5]
-        cancelled = replace(submission, is_cancelled=True)
-        rows = states_by(cancelled, folder, squeue=None)
-        assert names(rows) == ["cancelled", "done", *["cancelled"] * 5]
+        begin(submitted.trials[0], **PROGRESS, at=time.time())
+        submitted.leave(1)
+        submitted.leave(2, status="interrupted", failure=PREEMPTED)
+        assert submitted.states(squeue=None) == ["running", "done", *["queued"] * 5]
+        submitted.cancel()
+        assert submitted.states(squeue=None) == ["cancelled", "done", *["cancelled"] * 5]
 
-    def test_a_record_of_an_earlier_submission_does_not_count(
-        self, submission: Submission, folder: SweepFolder, leave: Callable[..., Record]
-    ) -> None:
-        leave(2, status="failed", started=submission.created_at - 9)
-        leave(4, status="failed")
-        rows = states_by(submission, folder)
-        assert (rows[2].state, rows[4].state) == ("queued", "failed")
+    def test_silent_have_no_rate(self, submitted: Submitted) -> None:
+        """The rate of the last report is no longer true."""
+        begin(submitted.trials[0], **PROGRESS, at=time.time() - 60)
+        row = submitted.rows()[0]
+        assert (row.state, row.step, row.throughput) == ("running", 30, None)
+        assert row.detail.startswith("no report for 60 s")
 
 
 class TestOfTrialsThatWereNotSubmitted:
-    def test_what_has_no_record_is_missing(
-        self,
-        submission: Submission,
-        folder: SweepFolder,
-        trials: list[TrialFolder],
-        leave: Callable[..., Record],
-    ) -> None:
-        begin(trials[0], **PROGRESS, at=time.time())
-        leave(1)
-        status = sweep_status(submission.sweep, folder, [], [])
+    def test_what_has_no_record_is_missing(self, submitted: Submitted) -> None:
+        begin(submitted.trials[0], **PROGRESS, at=time.time())
+        submitted.leave(1)
+        status = sweep_status(submitted.sweep, submitted.folder, [], [])
         assert names(status.trials)[:3] == ["missing", "done", "missing"]
 
-    def test_a_local_run_will_get_to_what_remains(
-        self,
-        submission: Submission,
-        folder: SweepFolder,
-        trials: list[TrialFolder],
-        leave: Callable[..., Record],
-    ) -> None:
+    def test_a_local_run_will_get_to_what_remains(self, submitted: Submitted) -> None:
         """It takes over what was submitted and has no job any more: that is seed 6."""
-        leave(1)
-        leave(2, status="interrupted", failure=PREEMPTED)
-        with lock(folder):
-            begin(trials[6], **PROGRESS, at=time.time())
-            status = sweep_status(submission.sweep, folder, [], [])
-            rows = states_by(submission, folder)
-            ended = states_by(submission, folder, squeue="")
+        submitted.leave(1)
+        submitted.leave(2, status="interrupted", failure=PREEMPTED)
+        with lock(submitted.folder):
+            begin(submitted.trials[6], **PROGRESS, at=time.time())
+            status = sweep_status(submitted.sweep, submitted.folder, [], [])
+            rows = submitted.rows()
+            ended = submitted.states(squeue="")
         assert names(status.trials) == ["queued", "done", *["queued"] * 4, "running"]
-        assert rows[6].state == "running"
-        assert rows[0].job == "7_0"
-        assert names(ended) == names(status.trials)
+        assert (rows[0].job, rows[6].state) == ("7_0", "running")
+        assert ended == names(status.trials)
 
     def test_only_what_the_local_run_has_begun_is_running(self, tmp_path: Path) -> None:
         """A report that is older than the run was left by one that was killed."""
@@ -337,25 +264,6 @@ class TestOfTrialsThatWereNotSubmitted:
         assert status.trials[1].detail == "starting"
         assert not status.is_over
         assert not waiting.path.exists()
-
-
-def test_a_trial_that_is_silent_has_no_rate(
-    submission: Submission, folder: SweepFolder, trials: list[TrialFolder]
-) -> None:
-    """The rate of its last report is no longer true."""
-    begin(trials[0], **PROGRESS, at=time.time() - 60)
-    row = states_by(submission, folder)[0]
-    assert (row.state, row.step, row.throughput) == ("running", 30, None)
-    assert row.detail.startswith("no report for 60 s")
-
-
-def test_a_sweep_is_not_over_while_slurm_is_silent(
-    submission: Submission, folder: SweepFolder
-) -> None:
-    rows = states_by(submission, folder, squeue=None)
-    assert not status_of(submission, rows).is_over
-    failed = [replace(row, state="failed") for row in rows]
-    assert status_of(submission, failed).is_over
 
 
 def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path: Path) -> None:
@@ -378,14 +286,14 @@ def test_without_a_sweep_says_where_it_has_looked(tmp_path: Path, flags: tuple[s
 
 
 def test_all_sweeps_that_can_be_read_are_watched(
-    submission: Submission, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    submitted: Submitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where another user has submitted one of them."""
     results = Results(tmp_path / "results")
     for name in ("mine", "theirs"):
         sweep = load(tmp_path, sets=[f"name={name}"])
         write_run(results, sweep, [make_record(trial.cell, sweep=name) for trial in sweep.trials()])
-    submissions.write(results.sweep_folder("theirs"), submission)
+    submissions.write(results.sweep_folder("theirs"), submitted.submission)
 
     def refuse(path: Path) -> Submission:
         raise BadInput(f"{path}: only bob, who submitted it, may read it")
@@ -398,17 +306,16 @@ def test_all_sweeps_that_can_be_read_are_watched(
 
 
 def test_of_all_sweeps_those_are_delivered_that_are_not_over(
-    submission: Submission, tmp_path: Path, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+    submitted: Submitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[list[State]] = [["running", "running"], ["done", "running"], ["done", "done"]]
-    sweeps = [replace(submission.sweep, name=name) for name in ("over", "first", "second")]
-    (row, *_) = states_by(submission, folder)
+    sweeps = [replace(submitted.sweep, name=name) for name in ("over", "first", "second")]
+    row = submitted.rows()[0]
     readings = []
     for reading in states:
         statuses = []
         for sweep, state in zip(sweeps, ["done", *reading], strict=True):
-            rows = [replace(row, state=state)]
-            statuses.append(replace(status_of(submission, rows), sweep=sweep))
+            statuses.append(SweepStatus(sweep=sweep, trials=[replace(row, state=state)]))
         readings.append(statuses)
     delivered: list[str] = []
 
