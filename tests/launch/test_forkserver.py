@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ print(json.dumps({
     "threads": threading.active_count(),
     "files": [name for name in os.listdir("/proc/self/fd") if int(name) > 2][1:],
     "name": __name__,
-    "torch": "torch" in sys.modules,
+    "loaded": "decimal" in sys.modules,
 }))
 sys.exit(7)
 """
@@ -53,7 +54,7 @@ loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
 """
 
-PRELOAD = ("json",)
+PRELOAD = ("decimal", "random")
 
 
 @pytest.fixture(autouse=True)
@@ -63,59 +64,52 @@ def few_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def with_torch(few_modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have forkservers load torch, and not what trials need of it besides, which takes as long again."""
-    monkeypatch.setattr(forkserver, "PRELOAD", ("torch",))
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a module `program`, which PYTHONPATH leads to."""
-    monkeypatch.chdir(tmp_path)
-    entries = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in entries if entry))
+def module(tmp_path: Path) -> Path:
+    """The file of a module `program`."""
     return tmp_path / "program.py"
 
 
-def start(log: Path, *arguments: str, **variables: str) -> ForkedRanks:
-    """Start the module `program` as the ranks of a trial are started."""
-    environment = {**os.environ, **variables}
-    server = shared_server(environment, forkserver.PRELOAD)
-    request = ForkRequest(
+def request(log: Path, *arguments: str, cores: Sequence[int] = (), **variables: str) -> ForkRequest:
+    """A process that runs the module `program` in the folder of its log, as a rank of a gate's arm is started."""
+    tree = str(log.parent)
+    return ForkRequest(
         module="program",
         arguments=arguments,
-        variables=environment,
-        folder=str(Path.cwd()),
+        variables={**os.environ, "PYTHONPATH": tree, **variables},
+        folder=tree,
         log=str(log),
+        cores=cores,
     )
-    return server.fork([request])
+
+
+def start(log: Path, *arguments: str, **variables: str) -> ForkedRanks:
+    """Start a process from the forkserver that the tests share."""
+    return shared_server(os.environ, PRELOAD).fork([request(log, *arguments, **variables)])
 
 
 def printed(log: Path) -> Any:
     return json.loads(log.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("with_torch")
 def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
     module.write_text(DESCRIBE, encoding="utf-8")
     forked_log = module.with_name("forked.log")
     fresh_log = module.with_name("fresh.log")
     assert start(forked_log, "a b", "c", MINE="1").wait(300) == 7
     command = [sys.executable, "-P", "-m", "program", "a b", "c"]
-    variables = {**os.environ, "MINE": "1"}
-    assert start_session(command, variables, fresh_log).wait(300) == 7
+    variables = {**os.environ, "PYTHONPATH": str(module.parent), "MINE": "1"}
+    assert start_session(command, variables, fresh_log, module.parent).wait(300) == 7
     forked = printed(forked_log)
     fresh = printed(fresh_log)
-    assert (forked.pop("torch"), fresh.pop("torch")) == (True, False), "that is the point"
+    assert (forked.pop("loaded"), fresh.pop("loaded")) == (True, False), "that is the point"
     assert forked == fresh
 
 
-@pytest.mark.usefixtures("with_torch")
 def test_a_process_finds_nothing_that_an_earlier_one_left_behind(module: Path) -> None:
     module.write_text(
-        "import os, sys, torch\n"
-        "print(torch.rand(1).item(), os.environ.pop('MINE', None))\n"
-        "sys.modules['torch'] = None\n",
+        "import os, random, sys\n"
+        "print(random.random(), os.environ.pop('MINE', None))\n"
+        "sys.modules['random'] = None\n",
         encoding="utf-8",
     )
     logs = [module.with_name(f"{number}.log") for number in range(3)]
@@ -164,27 +158,28 @@ def test_a_forkserver_that_was_killed_takes_its_processes_along_and_is_replaced(
     module: Path,
 ) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
-    process = start(module.with_name("log"), MINE="killed")
+    process = start(module.with_name("log"))
     process.server.process.send_signal(signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     wait_until(lambda: not Path(f"/proc/{process.pids[0]}").exists())
     module.write_text("", encoding="utf-8")
-    assert start(module.with_name("log"), MINE="killed").wait(300) == 0
+    assert start(module.with_name("log")).wait(300) == 0
 
 
 def test_everything_ends_with_the_process_that_started_the_forkserver(module: Path) -> None:
     module.write_text("import time; time.sleep(600)", encoding="utf-8")
+    log = module.with_name("log")
     program = (
         "import os, time\n"
         "from harness.launch.forkserver import ForkRequest, shared_server\n"
         f"server = shared_server(dict(os.environ), {PRELOAD})\n"
         "request = ForkRequest(module='program', arguments=[], variables=dict(os.environ),"
-        " folder='.', log='log')\n"
+        f" folder='.', log={str(log)!r})\n"
         "process = server.fork([request])\n"
         "print(server.process.pid, *process.pids, flush=True)\n"
         "time.sleep(600)\n"
     )
-    python_path = os.pathsep.join([str(TOP), os.environ.get("PYTHONPATH", "")])
+    python_path = os.pathsep.join([str(TOP), str(module.parent)])
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -204,8 +199,7 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
         "threading.Thread(target=time.sleep, args=[60], daemon=True).start()\n",
         encoding="utf-8",
     )
-    python_path = os.pathsep.join([str(module.parent), os.environ.get("PYTHONPATH", "")])
-    server = ForkServer({**os.environ, "PYTHONPATH": python_path}, PRELOAD)
+    server = ForkServer({**os.environ, "PYTHONPATH": str(module.parent)}, PRELOAD)
     with pytest.raises(HarnessError, match=r"has 2 threads after loading its modules; allowed: 1$"):
         server.fork([])
     server.close()
@@ -214,55 +208,43 @@ def test_a_forkserver_with_a_second_thread_is_refused(module: Path) -> None:
 def test_a_library_that_starts_a_thread_when_it_is_loaded_is_told_not_to(module: Path) -> None:
     """That of pyarrow's allocator, which scikit-learn loads where pandas is installed."""
     server = ForkServer(os.environ, ["pyarrow"])
-    code = "import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))"
-    module.write_text(code, encoding="utf-8")
+    module.write_text("import os; print(os.environ.get('JE_ARROW_MALLOC_CONF'))")
+    log = module.with_name("log")
     try:
-        process = server.fork([request(module.parent, module.with_name("log"), [])])
-        assert process.wait(60) == 0
+        assert server.fork([request(log)]).wait(60) == 0
     finally:
         server.close()
-    assert module.with_name("log").read_text(encoding="utf-8") == "None\n"
+    assert log.read_text(encoding="utf-8") == "None\n"
 
 
-def request(tree: Path, log: Path, cores: list[int]) -> ForkRequest:
-    """A process that runs the module `program` of a tree, as a rank of a gate's arm is started."""
-    return ForkRequest(
-        module="program",
-        arguments=[],
-        variables={**os.environ, "PYTHONPATH": str(tree)},
-        folder=str(tree),
-        log=str(log),
-        cores=cores,
-    )
-
-
-def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('not ours')")
-    (tmp_path / "program.py").write_text("import harness.core.errors\nprint(harness.__path__[0])")
-    log = tmp_path / "log"
-    found = replace(request(tmp_path, log, []), packages={"harness": str(TOP)})
+def test_a_package_that_a_tree_must_not_hide_is_found_where_it_is(module: Path) -> None:
+    own = module.with_name("harness")
+    own.mkdir()
+    (own / "__init__.py").write_text("raise RuntimeError('not ours')")
+    module.write_text("import harness.core.errors\nprint(harness.__path__[0])")
+    hidden = request(module.with_name("log"))
+    found = replace(hidden, packages={"harness": str(TOP)})
     server = shared_server(os.environ, PRELOAD)
-    codes = [server.fork([process]).wait(60) for process in (request(tmp_path, log, []), found)]
-    assert codes == [1, 0]
-    assert log.read_text(encoding="utf-8").splitlines()[-1] == str(TOP / "harness")
+    assert [server.fork([process]).wait(60) for process in (hidden, found)] == [1, 0]
+    lines = Path(found.log).read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == str(TOP / "harness")
 
 
 def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path) -> None:
     """It has loaded nothing of the harness, which each of them imports from its own tree too."""
     usable = sorted(os.sched_getaffinity(0))
-    requests = []
+    requests, expected = [], []
     for name, core in (("a", usable[0]), ("b", usable[-1])):
         tree = tmp_path / name
         tree.mkdir()
         (tree / "own.py").write_text(f"VALUE = {name!r}\n", encoding="utf-8")
         (tree / "program.py").write_text(PRINT_TREE, encoding="utf-8")
-        requests.append(request(tree, tmp_path / f"{name}.log", [core]))
-    server = shared_server(dict(os.environ), PRELOAD)
+        requests.append(request(tree / "log", cores=[core]))
+        expected.append({"value": name, "cores": [core], "harness": []})
+    server = shared_server(os.environ, PRELOAD)
     assert server.fork(requests).wait(300) == 0
-    assert printed(tmp_path / "a.log") == {"value": "a", "cores": [usable[0]], "harness": []}
-    assert printed(tmp_path / "b.log") == {"value": "b", "cores": [usable[-1]], "harness": []}
-    assert shared_server(dict(os.environ), PRELOAD) is server
+    assert [printed(Path(process.log)) for process in requests] == expected
+    assert shared_server(os.environ, PRELOAD) is server
 
 
 def test_ranks_are_started_without_a_forkserver_that_does_not_start(
@@ -296,7 +278,7 @@ def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
     blue = {**green, "COLOR_OF_SERVER": "blue"}
     unset = {name: value for name, value in green.items() if name != "COLOR_OF_SERVER"}
     busy = shared_server(green, [])
-    processes = busy.fork([request(tmp_path, tmp_path / "log", [])])
+    processes = busy.fork([request(tmp_path / "log")])
     idle = shared_server(blue, [])
     idle.fork([])
     third = shared_server(unset, [])

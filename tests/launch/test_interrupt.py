@@ -15,51 +15,45 @@ ANNOUNCEMENT = (
 )
 
 
-class Interrupted:
-    """A block in which signals come, and what was seen in it."""
+@pytest.mark.parametrize(
+    ("signals", "same_request", "reasons"),
+    [
+        # A command that wraps ours passes on what the terminal has sent to both.
+        ([signal.SIGINT, signal.SIGINT], 60.0, ["Ctrl-C", "Ctrl-C"]),
+        # A second interrupt is raised at once.
+        ([signal.SIGTERM, signal.SIGINT], 0.0, ["SIGTERM"]),
+        ([signal.SIGTERM], 60.0, ["SIGTERM"]),
+        ([signal.SIGHUP], 60.0, ["SIGHUP"]),
+        ([signal.SIGUSR2], 60.0, ["SIGUSR2"]),
+    ],
+)
+def test_a_first_signal_is_announced_once_and_raised_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+    signals: list[signal.Signals],
+    same_request: float,
+    reasons: list[str],
+) -> None:
+    monkeypatch.setattr(interrupt, "SAME_REQUEST", same_request)
+    announced: list[str] = []
+    found: list[str | None] = []
 
-    def __init__(self, *signals: int) -> None:
-        self.signals = signals
-        self.announced: list[str] = []
-        self.reasons: list[str | None] = []
-
-    def run(self) -> None:
-        with deferred_interrupts(self.announced.append) as stop:
-            self.reasons.append(stop.reason())
-            for number in self.signals:
+    def block() -> None:
+        with deferred_interrupts(announced.append) as stop:
+            assert stop.reason() is None
+            for number in signals:
                 signal.raise_signal(number)
-                self.reasons.append(stop.reason())
+                found.append(stop.reason())
 
-
-def test_a_first_interrupt_is_announced_once_and_raised_at_the_end() -> None:
-    """A command that wraps ours passes on what the terminal has sent to both."""
-    block = Interrupted(signal.SIGINT, signal.SIGINT)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        block.run()
-    assert block.reasons == [None, "Ctrl-C", "Ctrl-C"]
-    assert block.announced == [ANNOUNCEMENT]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
-def test_what_schedulers_and_terminals_send_asks_too(number: signal.Signals) -> None:
-    block = Interrupted(number)
-    inherited = signal.signal(number, signal.SIG_DFL)  # `nohup` has SIGHUP ignored
+    inherited = signal.signal(signals[0], signal.SIG_DFL)  # `nohup` has SIGHUP ignored
     try:
         with pytest.raises(KeyboardInterrupt):
-            block.run()
+            block()
+        assert signal.getsignal(signals[0]) is signal.SIG_DFL
     finally:
-        signal.signal(number, inherited)
-    assert block.reasons == [None, number.name]
-
-
-def test_a_second_interrupt_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "SAME_REQUEST", 0.0)
-    block = Interrupted(signal.SIGTERM, signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        block.run()
-    assert block.reasons == [None, "SIGTERM"]
+        signal.signal(signals[0], inherited)
+    assert found == reasons
+    if signals[0] == signal.SIGINT:
+        assert announced == [ANNOUNCEMENT]
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

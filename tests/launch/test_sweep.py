@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import BadFile
-from harness.core.paths import Results
+from harness.core.paths import Results, SweepFolder
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
 from harness.records.files import write_record
 from harness.records.record import Record
 from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile, ValidityRules
+from harness.sweep.sweep import Sweep
 from tests.factories import make_record
 from tests.support.reports import make_sweep
 from tests.support.running import RecordCollector
+
+PROFILE = Profile(device="cpu", validity=ValidityRules(contention=None))
 
 
 def test_columns_of_trials_that_have_run_stay_on_the_disk(
@@ -34,9 +37,8 @@ def test_columns_of_trials_that_have_run_stay_on_the_disk(
             yield made[-1]
 
     monkeypatch.setattr(Runner, "run", run)
-    profile = Profile(device="cpu", validity=ValidityRules(contention=None))
     listener = RecordCollector()
-    records = runner.run(sweep, profile, folder, listener, redo="missing", fail_fast=False)
+    records = runner.run(sweep, PROFILE, folder, listener, redo="missing", fail_fast=False)
     assert [record.trial.id for record in records] == [record.trial.id for record in made]
     for path in folder.path.glob("*/*.npz"):
         path.unlink()
@@ -44,13 +46,19 @@ def test_columns_of_trials_that_have_run_stay_on_the_disk(
         list(records[0].ranks)
 
 
-def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> None:
-    """As errors about damaged columns say."""
-    sweep = make_sweep(tmp_path)
-    folder = Results(tmp_path).sweep_folder(sweep.name)
+def record_all(folder: Path) -> tuple[Sweep, SweepFolder]:
+    """Leave the record of each trial of a sweep."""
+    sweep = make_sweep(folder)
+    sweep_folder = Results(folder).sweep_folder(sweep.name)
     for trial in sweep.trials():
         record = make_record(trial.cell, seed=trial.seed, sweep=sweep.name)
-        write_record(folder.trial_folder(trial.id).record_path, record)
+        write_record(sweep_folder.trial_folder(trial.id).record_path, record)
+    return sweep, sweep_folder
+
+
+def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> None:
+    """As errors about damaged columns say."""
+    sweep, folder = record_all(tmp_path)
     assert runner.plan(sweep, folder, "failed").pending == []
     first = sweep.trials()[0]
     (columns,) = folder.trial_folder(first.id).path.glob("*.npz")
@@ -60,13 +68,9 @@ def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> Non
 
 def test_checkpoints_go_whose_command_was_killed_before_it_removed_them(tmp_path: Path) -> None:
     """It had written the record of a finished trial."""
-    sweep = make_sweep(tmp_path)
-    folder = Results(tmp_path).sweep_folder(sweep.name)
+    sweep, folder = record_all(tmp_path)
     for trial in sweep.trials():
-        record = make_record(trial.cell, seed=trial.seed, sweep=sweep.name)
-        trial_folder = folder.trial_folder(trial.id)
-        write_record(trial_folder.record_path, record)
-        (trial_folder.resume_checkpoints / "step-000000003").mkdir(parents=True)
-    profile = Profile(device="cpu", validity=ValidityRules(contention=None))
-    runner.run(sweep, profile, folder, RecordCollector(), redo="missing", fail_fast=False)
+        checkpoint = folder.trial_folder(trial.id).resume_checkpoints / "step-000000003"
+        checkpoint.mkdir(parents=True)
+    runner.run(sweep, PROFILE, folder, RecordCollector(), redo="missing", fail_fast=False)
     assert list(folder.path.glob("*/resume")) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,7 @@ from harness.core.paths import TrialFolder, write_atomically
 from harness.launch import watch
 from harness.launch.watch import Watchdog, name_hang
 from harness.measure.stacks import last_stack
-from harness.records.assignment import (
-    Heartbeat,
-    read_heartbeats,
-)
+from harness.records.assignment import Heartbeat, read_heartbeats
 from harness.records.files import write_rank_result
 from harness.records.record import Failure, RankResult
 from harness.training import progress
@@ -95,31 +94,26 @@ class TestARankThatIsSilent:
         assert watched.wait(1000, 0, 1) is None, "no step in a long time is no silence"
         failure = watched.wait(watch.SILENCE_SECONDS + 100, 0)
         assert failure is not None
-        assert failure.kind == "Unresponsive"
+        assert (failure.kind, failure.log) == ("Unresponsive", "logs/rank1.log")
         assert "rank 1 has given no sign of life for 30" in failure.message
-        assert failure.log == "logs/rank1.log"
 
     def test_is_named_if_it_never_gave_one(self, watched: Watched) -> None:
-        failure = watched.wait(watch.SILENCE_SECONDS + 100, 0)
+        """While nobody has started, it is given longer: a node may fetch a container first."""
+        assert watched.wait(watch.START_SECONDS - 10) is None
+        assert watched.wait(watch.SILENCE_SECONDS - 10, 0) is None
+        failure = watched.wait(watch.SILENCE_SECONDS, 0)
         assert failure is not None
         assert (failure.kind, failure.rank) == ("Unresponsive", 1)
         assert failure.message.startswith("rank 1 has not started; ")
 
-    def test_is_given_longer_while_nobody_has_started(self, watched: Watched) -> None:
-        """A node may fetch a container first, and another one take longer for it."""
-        assert watched.wait(watch.START_SECONDS - 10) is None
-        assert watched.wait(watch.SILENCE_SECONDS - 10, 0) is None
-        assert watched.wait(watch.SILENCE_SECONDS, 0) is not None
-
-    def test_is_not_assumed_of_one_that_has_ended(self, watched: Watched) -> None:
-        watched.wait(100, 0, 1)
-        watched.end_rank(1)
-        assert watched.wait(1000, 0) is None
-
-    def test_is_not_assumed_after_this_process_was_stopped_itself(self, watched: Watched) -> None:
+    def test_is_not_assumed_of_one_that_has_ended_or_while_this_process_was_stopped(
+        self, watched: Watched
+    ) -> None:
         watched.wait(100, 0, 1)
         watched.now += 5000
         assert watched.wait(watch.SILENCE_SECONDS, 0, 1) is None
+        watched.end_rank(1)
+        assert watched.wait(1000, 0) is None
 
 
 class TestATrialThatStandsStill:
@@ -162,13 +156,20 @@ class TestATrialThatStandsStill:
         assert failure.message.endswith(" after step 5; took longer than its time-out")
 
 
+@contextmanager
+def beating(trial: TrialFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingState]:
+    """Have rank 3 of four write heartbeats all the time; give the state of its training."""
+    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
+    state = TrainingState(step=12, in_step=True)
+    with progress.heartbeats(trial, Ranks(rank=3, local_rank=0, world_size=4), state):
+        yield state
+
+
 def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread ends with the block, and leaves nothing half-written."""
-    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
-    ranks = Ranks(rank=3, local_rank=0, world_size=4)
     trial = TrialFolder(tmp_path)
     folder = trial.heartbeat_folder
-    with progress.heartbeats(trial, ranks, TrainingState(step=12, in_step=True)):
+    with beating(trial, monkeypatch):
         wait_until(lambda: any("tests." in beat.position for beat in read_heartbeats(folder)), 10)
     (beat,) = read_heartbeats(folder)
     assert (beat.rank, beat.step, beat.in_step) == (3, 12, True)
@@ -180,13 +181,9 @@ def test_a_rank_that_makes_no_step_for_long_writes_its_stacks_once(
 ) -> None:
     """Others look for them in its log, also from another node."""
     written: list[int] = []
-    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
     monkeypatch.setattr(progress, "STACK_SECONDS", 0.0)
-    state = TrainingState(step=12, in_step=True)
-    monkeypatch.setattr(faulthandler, "dump_traceback", lambda: written.append(state.step))
-    with progress.heartbeats(
-        TrialFolder(tmp_path), Ranks(rank=0, local_rank=0, world_size=1), state
-    ):
+    with beating(TrialFolder(tmp_path), monkeypatch) as state:
+        monkeypatch.setattr(faulthandler, "dump_traceback", lambda: written.append(state.step))
         wait_until(lambda: written == [12], 10)
         state.step = 13
         wait_until(lambda: written == [12, 13], 10)
@@ -205,11 +202,10 @@ def test_a_disk_that_refuses_reports_ends_no_trial(
         write_atomically(path, content, durable=durable)
 
     monkeypatch.setattr(progress, "write_atomically", refuse_twice)
-    monkeypatch.setattr(progress, "heartbeat_seconds", lambda world_size: 0.01)
     trial = TrialFolder(tmp_path)
     progress.ProgressFile(trial.progress_path, 20, is_writer=True).report("train", 1)
     assert not trial.progress_path.exists()
-    with progress.heartbeats(trial, Ranks(rank=0, local_rank=0, world_size=1), TrainingState()):
+    with beating(trial, monkeypatch):
         wait_until(lambda: bool(list(read_heartbeats(trial.heartbeat_folder))), 10)
     assert next(refusals, None) is None
 
