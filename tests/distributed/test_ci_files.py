@@ -14,9 +14,7 @@ from tests.support.tree import TOP
 
 
 def louder(script: str) -> str:
-    """The script with a change that stands out from whatever else the machine does: it takes few
-    pairs of processes.
-    """
+    """Return the script with an effect to look for that takes few pairs of processes."""
     assert " sweep.yaml " in script
     return script.replace(" sweep.yaml ", " sweep.yaml --min-effect 20% ")
 

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.core.paths import Results
-from harness.reproduce.tracing import TraceDiff, TracedTrial, Tracer, diff_traced
-from harness.sweep import sweep as spec
-from harness.sweep.cell import Cell, Trial
+from harness.reproduce.tracing import TracedTrial, Tracer, diff_traced
+from harness.sweep.cell import Trial
 from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
 from tests.support.commands import harness
 from tests.support.running import line_sweep, local_profile, run
 
 pytestmark = pytest.mark.distributed
 
 MUTANT = f"{Path(__file__).parents[1] / 'support' / 'mutants.py'}:MutantLine"
-
-
-def part(folder: Path, workloads: dict[str, Any], **keys: Any) -> TraceDiff:
-    """Return where the two cells of a sweep part."""
-    path = line_sweep(folder, workloads, length={"steps": 12}, evaluate={"steps": 5}, **keys)
-    sweep = spec.load_sweep(path)
-    tracer = Tracer(folder, Profile(slots=4, device="cpu"), 300.0)
-
-    def traced(cell: Cell) -> TracedTrial:
-        return TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=sweep.base_folder)
-
-    a, b = sweep.cells
-    return diff_traced(tracer, traced(a), traced(b))
 
 
 @pytest.mark.nightly
@@ -66,13 +52,15 @@ def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_pa
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 4}
-    diff = part(
-        tmp_path,
-        {
-            "one bucket": {"axes": axes},
-            "small buckets": {"axes": axes | {"ddp.bucket_cap_mb": 0.0001}},
-        },
+    buckets = axes | {"ddp.bucket_cap_mb": 0.0001}
+    workloads = {"one bucket": {"axes": axes}, "small buckets": {"axes": buckets}}
+    sweep = load_sweep(line_sweep(tmp_path, workloads, length={"steps": 4}))
+    tracer = Tracer(tmp_path, Profile(slots=4, device="cpu"), 300.0)
+    a, b = (
+        TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=sweep.base_folder)
+        for cell in sweep.cells
     )
+    diff = diff_traced(tracer, a, b)
     assert diff.tensors is not None
     divergence = diff.tensors.divergence
     assert divergence is not None
@@ -82,12 +70,8 @@ def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
 
 def test_the_command_says_that_equal_cells_are_the_same(tmp_path: Path) -> None:
     axes = {"strategy": "ddp", "world_size": 2}
-    path = line_sweep(
-        tmp_path,
-        {"a": {"axes": axes}, "b": {"axes": axes | {"num_workers": 2}}},
-        length={"steps": 12},
-        evaluate={"steps": 5},
-    )
+    workloads = {"a": {"axes": axes}, "b": {"axes": axes | {"num_workers": 2}}}
+    path = line_sweep(tmp_path, workloads, length={"steps": 4})
     profile = local_profile(tmp_path)
     result = harness("diff", str(path), "--cluster", str(profile))
     assert result.code == 0, result.err

@@ -39,16 +39,11 @@ def records(folder: Path) -> dict[str, Record]:
     return by_label(run(sweep))
 
 
-def failure(records: dict[str, Record], label: str) -> Any:
-    assert records[label].status == "failed"
-    assert records[label].failure is not None
-    return records[label].failure
-
-
 @pytest.mark.parametrize(
     ("label", "kind", "rank", "message"),
     [
         ("nan", "NonFiniteLoss", 0, "step 17 of 40"),
+        ("raises", "ValueError", 1, "^the dog ate batch 17$"),
         ("killed", "Killed", 1, "SIGKILL"),
         ("full", "StorageError", 1, r"/rank1.json: could not be written; free: .* MiB$"),
         ("exits", "Exited", 1, "^with code 7; the last words of its log: "),
@@ -58,29 +53,31 @@ def failure(records: dict[str, Record], label: str) -> Any:
 def test_each_failure_is_named_with_its_rank(
     records: dict[str, Record], label: str, kind: str, rank: int, message: str
 ) -> None:
-    cause = failure(records, label)
+    assert records[label].status == "failed"
+    cause = records[label].failure
+    assert cause is not None
     assert (cause.kind, cause.rank) == (kind, rank)
     assert re.search(message, cause.message)
 
 
 def test_one_failed_trial_stops_no_other_and_keeps_what_was_seen(
-    records: dict[str, Record],
+    records: dict[str, Record], folder: Path
 ) -> None:
     assert records["fine"].status == "done"
     losses = records["nan"].ranks[0].loss
     assert losses is not None
     assert len(losses) >= 17
+    assert processes_below(folder) == []
 
 
-def test_an_exception_is_the_ranks_own_with_host_and_log(
+def test_an_exception_has_its_host_traceback_and_log(
     records: dict[str, Record], folder: Path
 ) -> None:
-    cause = failure(records, "raises")
-    assert (cause.kind, cause.message, cause.rank) == ("ValueError", "the dog ate batch 17", 1)
+    cause = records["raises"].failure
+    assert cause is not None
     assert cause.host
-    assert cause.traceback is not None
-    assert "line.py" in cause.traceback
-    log = folder / "results" / "runs" / "line" / records["raises"].trial.id / cause.log
+    assert "line.py" in str(cause.traceback)
+    log = folder / "results" / "runs" / "line" / records["raises"].trial.id / str(cause.log)
     assert "the dog ate batch 17" in log.read_text(encoding="utf-8")
 
 
@@ -94,11 +91,6 @@ def test_a_trial_that_hangs_ends_at_its_time_out(tmp_path: Path) -> None:
     assert "line.py:" in record.failure.message, "it says where the rank hangs"
     assert 6 <= record.ended - record.started < 21
     assert processes_below(tmp_path) == []
-
-
-@pytest.mark.usefixtures("records")
-def test_no_process_is_left_behind(folder: Path) -> None:
-    assert processes_below(folder) == []
 
 
 @pytest.mark.parametrize("victims", [2, 4], ids=["agent-starts", "ranks-start"])
@@ -126,19 +118,12 @@ def test_torchrun_and_its_ranks_end_with_a_starter_that_is_killed(
     assert processes_below(tmp_path) == []
 
 
-def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
-    variants = {"raises": {"options": {"raise_at": 1}}, "fine": {}}
-    records = run(line_sweep(tmp_path, variants, length={"steps": 4}), fail_fast=True)
-    assert [record.status for record in records] == ["failed"]
-
-
 def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path) -> None:
-    path = line_sweep(
-        tmp_path, {"raises": {"options": {"raise_at": 1}}, "fine": {}}, length={"steps": 4}
-    )
-    before = by_label(run(path))
-    unchanged = by_label(run(path, redo="missing"))
-    assert unchanged == before
+    variants = {"raises": {"options": {"raise_at": 1}}, "fine": {}}
+    path = line_sweep(tmp_path, variants, length={"steps": 4})
+    assert [record.status for record in run(path, fail_fast=True)] == ["failed"]
+    before = by_label(run(path, redo="missing"))
+    assert before["raises"].attempt == 1
     after = by_label(run(path))
     assert after["fine"] == before["fine"]
     assert after["raises"].attempt == 2

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness.core.paths import Results
 from harness.records.files import read_record
-from tests.support.running import NO_VALIDITY_LIMITS
+from tests.support.running import local_profile
+from tests.support.sweeps import write
 
 pytestmark = pytest.mark.distributed
 
@@ -27,9 +26,11 @@ class Mine(MLP):
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """Return a folder with a sweep, and much beside it that is called like what we import."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("forkserver", [False, True])
+def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: bool
+) -> None:
     for name in ("workloads", "clusters", "harness", "yaml", "torch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(NOT_OURS, encoding="utf-8")
@@ -38,39 +39,22 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "sibling.py").write_text("BATCH_SIZE = 32\n", encoding="utf-8")
     (tmp_path / "models" / "mine.py").write_text(MODEL, encoding="utf-8")
-    sweep = {
-        "name": "mine",
-        "workloads": {"mine": {"uses": "models/mine.py:Mine", "options": {"hidden": [8]}}},
-        "matrix": {"strategy": "ddp", "num_workers": 1},
-        "length": {"steps": 3},
-        "warmup": 1,
-    }
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
-    return tmp_path
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("forkserver", [False, True])
-def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
-    project: Path, forkserver: bool
-) -> None:
-    command = Path(sys.executable).with_name("harness")
-    profile = {
-        "device": "cpu", "slots": 2, "forkserver": forkserver, "validity": NO_VALIDITY_LIMITS
-    }  # fmt: skip
-    (project / "local.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
-    dropped = ("PYTHONPATH", "MLFLOW_TRACKING_URI", "HARNESS_RESULTS")
-    variables = {name: value for name, value in os.environ.items() if name not in dropped}
-    done = subprocess.run(
-        [str(command), "run", "sweep.yaml", "--cluster", "local.yaml"],
-        cwd=project,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
+    sweep = write(
+        tmp_path,
+        {"mine": {"uses": "models/mine.py:Mine", "options": {"hidden": [8]}}},
+        name="mine",
+        matrix={"strategy": "ddp", "num_workers": 1},
+        length={"steps": 3},
+        warmup=1,
     )
+    profile = local_profile(tmp_path, slots=2, forkserver=forkserver)
+    for name in ("PYTHONPATH", "MLFLOW_TRACKING_URI", "HARNESS_RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    command = [Path(sys.executable).with_name("harness"), "run", sweep.name]
+    command += ["--cluster", profile.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = Results(project / "results").sweep_folder("mine").record_paths()
+    (path,) = Results(tmp_path / "results").sweep_folder("mine").record_paths()
     record = read_record(path)
     assert record.status == "done"
     assert record.trial.cell.axes.batch_size == 64

@@ -17,7 +17,7 @@ from harness.launch import sweep as runner
 from harness.launch.runner import Runner
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import read_rank_result
-from harness.records.record import Record
+from harness.records.record import RankResult, Record
 from harness.sweep import sweep as spec
 from harness.sweep.cell import Trial
 from tests.factories import same_loss
@@ -27,16 +27,14 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 30
 TWO_RANKS = {"world_size": 2}
-KILLED: dict[str, dict[str, Any]] = {
-    "ddp": {"strategy": "ddp", **TWO_RANKS},
-    "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS},
-    "hsdp": {"strategy": "hsdp", "world_size": 4, "shard_size": 2},
-}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "ddp": {"strategy": "ddp", **TWO_RANKS},
-    "compiled": {"execution": "compile"},
-    "fsdp2, workers": {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS},
-}
+FSDP2 = {"strategy": "fsdp2", "num_workers": 2, **TWO_RANKS}
+HSDP = {"strategy": "hsdp", "world_size": 4, "shard_size": 2}
+DDP = {"strategy": "ddp", **TWO_RANKS}
+
+
+def nightly(*values: object, name: str) -> Any:
+    """Return a case that is tested every night."""
+    return pytest.param(*values, marks=pytest.mark.nightly, id=name)
 
 
 def run_trial(
@@ -83,53 +81,56 @@ def assert_same_bits(record: Record, other: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("axes", "moments"),
     [
-        "ddp",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("compiled", "fsdp2, workers")),
+        (DDP, "1 evaluation"),
+        nightly({"execution": "compile"}, "1", name="compiled"),  # anew by every attempt
+        nightly(FSDP2, "1 evaluation", name="fsdp2, workers"),
     ],
 )
-def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
+def test_an_interrupted_trial_ends_with_the_same_bits(
+    tmp_path: Path, axes: dict[str, Any], moments: str
+) -> None:
     """In the first step (which compiles), and in an evaluation, after which a segment is trained."""
-    # Every attempt compiles anew, so there are fewer of them.
-    moments = "1" if "compiled" in variant else "1 evaluation"
     interruptions = len(moments.split())
-    whole = run_trial(tmp_path / "whole", VARIANTS[variant], "")
-    resumed = run_trial(tmp_path / "resumed", VARIANTS[variant], moments)
+    whole = run_trial(tmp_path / "whole", axes, "")
+    resumed = run_trial(tmp_path / "resumed", axes, moments)
     assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)
     kinds = [failure.kind for failure in resumed.previous_failures]
     assert kinds == ["Interrupted"] * interruptions
     assert resumed.previous_failures[0].message == f"stopped after step 1 of {STEPS}"
     assert_same_bits(resumed, whole)
     assert resumed.rank0 is not None
+    assert whole.rank0 is not None
     assert resumed.rank0.stop is not None
     assert (resumed.rank0.stop.reason, resumed.rank0.stop.step) == ("patience", 24)
-    assert whole.rank0 is not None
     assert whole.rank0.stop == resumed.rank0.stop
     steps = [interruption.step for interruption in resumed.ranks[0].interruptions]
     for rank in resumed.ranks:
         assert [interruption.step for interruption in rank.interruptions] == steps
-        signals = [interruption.signal for interruption in rank.interruptions]
-        assert signals == ["SIGUSR2"] * interruptions
+        assert signals_of(rank) == ["SIGUSR2"] * interruptions
         assert all(interruption.lost_seconds > 0 for interruption in rank.interruptions)
     folder = Results(tmp_path / "resumed" / "results").sweep_folder("line")
     assert not folder.trial_folder(resumed.trial.id).resume_checkpoints.exists()
 
 
+def signals_of(rank: RankResult) -> list[str | None]:
+    """Return the signals of a rank's interruptions."""
+    return [interruption.signal for interruption in rank.interruptions]
+
+
 @pytest.mark.parametrize(
-    "variant",
-    ["ddp", *(pytest.param(name, marks=pytest.mark.nightly) for name in list(KILLED)[1:])],
+    "axes", [DDP, nightly(FSDP2, name="fsdp2, workers"), nightly(HSDP, name="hsdp")]
 )
-def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
+def test_a_killed_trial_ends_with_the_same_bits(tmp_path: Path, axes: dict[str, Any]) -> None:
     """Killed before its first checkpoint, after one, after the next, and interrupted once."""
-    whole = run_trial(tmp_path / "whole", KILLED[variant], "")
+    whole = run_trial(tmp_path / "whole", axes, "")
     moments = "kill-2 kill-13 kill-6 4"  # each counts the steps of its attempt
-    resumed = run_trial(tmp_path / "resumed", KILLED[variant], moments, "3 steps", step_seconds=0.1)
+    resumed = run_trial(tmp_path / "resumed", axes, moments, "3 steps", step_seconds=0.1)
     assert (whole.status, resumed.status) == ("done", "done"), (whole.failure, resumed.failure)
     kinds = [failure.kind for failure in resumed.previous_failures]
     assert kinds == ["Killed", "Killed", "Killed", "Interrupted"]
-    signals = [interruption.signal for interruption in resumed.ranks[0].interruptions]
-    assert signals == [None, None, "SIGUSR2"]
+    assert signals_of(resumed.ranks[0]) == [None, None, "SIGUSR2"]
     assert_same_bits(resumed, whole)
     assert "checkpoint" not in whole.ranks[0].phases
     assert all(rank.phases["checkpoint"] > 0 for rank in resumed.ranks)
@@ -145,8 +146,7 @@ def test_four_ranks_sum_up_gradients_in_the_same_order_after_resuming(
     moments = "1 5" if static_graph else "5"
     whole = run_trial(tmp_path / "whole", axes, "", crossed=True)
     resumed = run_trial(tmp_path / "resumed", axes, moments, crossed=True)
-    signals = [interruption.signal for interruption in resumed.ranks[0].interruptions]
-    assert signals == ["SIGUSR2"] * len(moments.split())
+    assert signals_of(resumed.ranks[0]) == ["SIGUSR2"] * len(moments.split())
     assert same_loss(resumed, whole)
 
 

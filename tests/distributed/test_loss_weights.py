@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from harness.records.record import Record
-from harness.records.trace import Recording, values_path
-from harness.reproduce.tracing import TracedTrial, Tracer
-from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
-from harness.sweep.sweep import load_sweep
 from tests.support import tokens
 from tests.support.running import line_sweep, run
 
@@ -36,45 +27,19 @@ TREES: list[dict[str, Any]] = [
 ]
 
 
-def write_sweep(folder: Path, workload: str, cells: list[dict[str, Any]], **options: Any) -> Path:
-    """Write a sweep of these cells in fp64, in their order, and return its path."""
-    entries = {}
-    for number, axes in enumerate(cells):
-        entries[str(number)] = {
-            "uses": f"{tokens.__file__}:{workload}",
-            "options": options,
-            "axes": {"precision": "fp64", **axes},
-        }
-    return line_sweep(folder, entries, length={"steps": 6})
-
-
-def first_gradients(folder: Path, workload: str, cells: list[dict[str, Any]]) -> list[Tensor]:
-    """Return the gradients that all ranks have summed up in the first step, one tensor a cell."""
-    tracer = Tracer(folder, Profile(), 120)
-    gradients = []
-    for cell in load_sweep(write_sweep(folder, workload, cells)).cells:
-        traced = TracedTrial(trial=Trial(cell=cell, seed=0), base_folder=folder)
-        run = tracer.trace("cell", traced, Recording(last_step=1, values=True))
-        values = load_file(values_path(run.folder, 0))
-        names = sorted(name for name in values if "all-reduce" in name)
-        assert len(names) == 5
-        gradients.append(torch.cat([values[name].flatten() for name in names]))
-    return gradients
-
-
-def test_gradients_in_fp64_are_those_of_one_process(tmp_path: Path) -> None:
-    expected, *gradients = first_gradients(tmp_path, "Weighted", [SINGLE, *CUT])
-    for gradient in gradients:
-        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-14)
-
-
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    """Trials whose weights are fractions, the last ones with `reduction: tree`."""
+    """Trials in fp64 whose weights are fractions, the last ones with `reduction: tree`."""
+    entries = {}
+    for number, axes in enumerate([SINGLE, *CUT, *TREES]):
+        entries[str(number)] = {
+            "uses": f"{tokens.__file__}:Weighted",
+            "options": {"weight": "fraction"},
+            "axes": {"precision": "fp64", **axes},
+        }
     folder = tmp_path_factory.mktemp("tokens")
-    cells = [SINGLE, *CUT[:3], *TREES]
-    finished = run(write_sweep(folder, "Weighted", cells, weight="fraction"), slots=4)
-    assert [record.failure for record in finished] == [None] * len(cells)
+    finished = run(line_sweep(folder, entries, length={"steps": 6}), slots=4)
+    assert [record.failure for record in finished] == [None] * len(entries)
     return sorted(finished, key=lambda record: int(record.trial.cell.workload.label))
 
 

@@ -49,11 +49,3 @@ def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
         record = read_record(path)
         assert (record.status, record.attempt, len(record.previous_failures)) == ("done", 3, 2)
     assert "already there" in harness("run", *arguments).out
-
-    paths[0].write_text("{}", encoding="utf-8")
-    ended = harness("run", *arguments)
-    assert ended.code == 1
-    assert str(paths[0]) in ended.err
-    assert harness("run", *arguments, "--force").code == 0
-    paths = results.sweep_folder("line").record_paths()
-    assert [read_record(path).status for path in paths] == ["done", "done"]

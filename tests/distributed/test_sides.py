@@ -8,16 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import pytest
 
 from harness.core.worktree import Tree
 from harness.gate import paired, pairs
-from harness.gate.paired import Budget, PairedResult, measure
+from harness.gate.paired import Budget, measure
 from harness.gate.pairs import PairStarter, pair_starter
 from harness.sweep import cluster
 from harness.sweep.cluster import Profile
@@ -99,20 +98,10 @@ def stand_still(process_id: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "shared"),
-    [
-        ("cpu", 1, False),
-        ("auto", 0, False),
-        ("auto", 1, True),
-    ],
+    ("device", "gpus", "shared"), [("cpu", 1, False), ("auto", 0, False), ("auto", 1, True)]
 )
 def test_ranks_get_cores_of_their_own_unless_they_use_gpus(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    device: Literal["auto", "cpu"],
-    gpus: int,
-    *,
-    shared: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Any, gpus: int, *, shared: bool
 ) -> None:
     monkeypatch.setattr(cluster, "count_gpus", lambda variables: gpus)
     monkeypatch.setattr(pairs, "usable_cores", lambda: list(range(8)))
@@ -178,22 +167,18 @@ def group_of(process: psutil.Process) -> int:
         return 0
 
 
-def measured_against(mutant: str, folder: Path, **budget: Any) -> PairedResult:
-    """Measure a workload of which a mutant takes the place."""
-    before, now = Repository(folder / "before"), Repository(folder / "now")
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", [SLEEPS_AND_LIES, WORKS_IN_THE_IDLE_TURN])
+def test_work_can_be_hidden_neither_by_lies_nor_in_what_is_not_counted(
+    mutant: str, tmp_path: Path
+) -> None:
+    before, now = Repository(tmp_path / "before"), Repository(tmp_path / "now")
     now.write(0.0, more=mutant)
     trees = {
         "a": Tree(name="main", top=before.path, path=before.path),
         "b": Tree(name="the working tree", top=before.path, path=now.path),
     }
     sweep = load_sweep(before.sweep)
-    limits = replace(Budget(min_effect=0.2, seconds=20.0, alpha=0.5), **budget)
-    return measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), limits)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mutant", [SLEEPS_AND_LIES, WORKS_IN_THE_IDLE_TURN])
-def test_work_can_be_hidden_neither_by_lies_nor_in_what_is_not_counted(
-    mutant: str, tmp_path: Path
-) -> None:
-    assert measured_against(mutant, tmp_path).verdict == "slower"
+    budget = Budget(min_effect=0.2, seconds=20.0, alpha=0.5)
+    measured = measure(sweep, sweep.cells[0], trees, Profile(device="cpu"), budget)
+    assert measured.verdict == "slower"
