@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from harness.core.paths import Results
+from harness.records.files import read_record
 from harness.records.record import Record
+from tests.support.commands import harness
 from tests.support.running import by_label, line_sweep, processes_below, run, wait_until
 
 pytestmark = pytest.mark.distributed
 
 TWO: dict[str, Any] = {"strategy": "ddp", "world_size": 2}
+PROFILE = "device: cpu\nslots: 2\nvalidity: {data_wait: %s, reruns: 1}\n"
 VARIANTS: dict[str, dict[str, Any]] = {
     "nan": {"options": {"nan_at": 17}, "axes": TWO},
     "raises": {"options": {"raise_at": 9, "rank": 1}, "axes": TWO},
@@ -130,3 +134,38 @@ def test_running_again_retries_what_failed_and_keeps_the_reasons(tmp_path: Path)
     assert [failure.message for failure in after["raises"].previous_failures] == [
         "the dog ate batch 17"
     ]
+
+
+@pytest.mark.nightly
+def test_invalid_trials_run_again_up_to_the_limit(tmp_path: Path) -> None:
+    sweep = line_sweep(
+        tmp_path, {"small": {"options": {"samples": 128}}, "large": {}}, length={"steps": 8}
+    )
+    profile = tmp_path / "profile.yaml"
+    results = Results(tmp_path / "results")
+    arguments = [str(sweep), "--cluster", str(profile), "--results", str(results.path)]
+
+    profile.write_text(PROFILE % 0.0, encoding="utf-8")  # no loader is that fast
+    ended = harness("run", *arguments)
+    assert ended.code == 3
+    assert ended.out.count("! 1/2 ") + ended.out.count("! 2/2 ") == 4  # two trials, each once again
+    assert "invalid" in ended.out
+    assert "data_wait: the loader starved: found" in ended.out
+    paths = results.sweep_folder("line").record_paths()
+    assert len(paths) == 2
+    for path in paths:
+        record = read_record(path)
+        assert (record.status, record.attempt) == ("invalid", 2)
+        assert [failure.kind for failure in record.previous_failures] == ["Invalid"]
+        invalid = read_record(path.parent.with_name("attempt-1") / path.name)
+        assert (invalid.status, invalid.attempt, invalid.failure) == ("invalid", 1, None)
+        assert "data_wait_share" in invalid.numbers
+
+    profile.write_text(PROFILE % "null", encoding="utf-8")
+    ended = harness("run", *arguments)
+    assert ended.code == 0
+    paths = results.sweep_folder("line").record_paths()
+    for path in paths:
+        record = read_record(path)
+        assert (record.status, record.attempt, len(record.previous_failures)) == ("done", 3, 2)
+    assert "already there" in harness("run", *arguments).out

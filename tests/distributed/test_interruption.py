@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.core.cores import usable_cores
 from harness.core.paths import Results, TrialFolder
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
@@ -21,7 +22,7 @@ from harness.records.record import RankResult, Record
 from harness.sweep import sweep as spec
 from harness.sweep.cell import Trial
 from tests.factories import same_loss
-from tests.support.running import LINE, RecordCollector, line_sweep, processes_below, run
+from tests.support.running import LINE, RecordCollector, by_label, line_sweep, processes_below, run
 
 pytestmark = pytest.mark.distributed
 
@@ -184,16 +185,20 @@ def test_a_trial_of_torchrun_saves_on_ctrl_c_and_ends_with_the_bits_of_forked_ra
 
 
 class InterruptAfter(RecordCollector):
-    """A listener at which somebody presses Ctrl-C once a trial has done so many steps."""
+    """A listener at which somebody presses Ctrl-C once some trials have each done some steps."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, trials: int = 1) -> None:
         super().__init__()
         self.steps = steps
+        self.trials = trials
+        self.trained: set[str] = set()
         self.messages: list[str] = []
 
     def on_trial_progress(self, trial: Trial, progress: dict[str, Any]) -> None:
-        if progress.get("step", 0) >= self.steps and not self.messages:
-            signal.raise_signal(signal.SIGINT)
+        if progress.get("step", 0) >= self.steps and trial.id not in self.trained:
+            self.trained.add(trial.id)
+            if len(self.trained) == self.trials:
+                signal.raise_signal(signal.SIGINT)
 
     def on_message(self, text: str) -> None:
         self.messages.append(text)
@@ -233,3 +238,73 @@ def test_a_trial_is_not_resumed_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     (record,) = run(path, redo="missing")
     assert (record.status, record.attempt) == ("done", 4)
     assert [failure.kind for failure in record.previous_failures] == ["Interrupted"] * 3
+
+
+# Side by side
+
+SLOW = {"dropout": 0.3, "noise": 0.1, "step_seconds": 0.03}
+LENGTH = {"length": {"steps": 40}, "evaluate": {"steps": 20}}
+IS_SMALL = len(usable_cores()) < 2
+
+
+def digests(records: list[Record]) -> dict[str, str]:
+    """Return what each trial has computed, by its id."""
+    return {
+        record.trial.id: record.rank0.parameter_digest
+        for record in records
+        if record.rank0 is not None
+    }
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(IS_SMALL, reason="two lanes need two cores")
+def test_ctrl_c_saves_all_and_resumed_trials_end_with_the_bits_of_lone_ones(tmp_path: Path) -> None:
+    variants = {"a": {"options": SLOW}, "b": {"options": {**SLOW, "dropout": 0.1}}}
+    folders = [tmp_path / name for name in ("alone", "beside")]
+    for folder in folders:
+        folder.mkdir()
+    alone, beside = [line_sweep(folder, variants, **LENGTH) for folder in folders]
+
+    listener = InterruptAfter(steps=2, trials=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(beside, parallel="auto", listener=listener)
+    first, second = listener.records
+    assert {first.status, second.status} == {"interrupted"}
+    assert first.failure is not None
+    assert first.failure.message.startswith("Ctrl-C")
+    assert processes_below(folders[1]) == []
+
+    records = run(beside, parallel="auto")
+    assert {record.status for record in records} == {"done"}
+    assert [len(record.interruptions) for record in records] == [1, 1]
+    lanes = set()
+    for record in records:
+        assert record.lane.count == 2
+        lanes.add(tuple(record.lane.cores))
+    assert lanes == {(core,) for core in usable_cores()[:2]}
+    lone_records = run(alone)
+    assert [record.lane.count for record in lone_records] == [1, 1]
+    assert digests(records) == digests(lone_records)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(IS_SMALL, reason="two lanes need two cores")
+def test_a_failure_ends_no_neighbor_unless_it_is_to_stop_the_sweep(tmp_path: Path) -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "killed": {"options": {"kill_at": 3}},
+        "slow": {"options": SLOW},
+        "hung": {"options": {"hang_at": 3}},
+    }
+    sweep = line_sweep(tmp_path, variants, timeout=12, **LENGTH)
+    records = by_label(run(sweep, parallel="auto"))
+    assert records["slow"].status == "done"
+    kinds = [records[label].failure for label in ("killed", "hung")]
+    assert [failure.kind for failure in kinds if failure] == ["Killed", "Timeout"]
+
+    variants["hung"] = {"options": {**SLOW, "dropout": 0.1}}
+    sweep = line_sweep(tmp_path, variants, **LENGTH)
+    (killed, beside) = run(sweep, parallel="auto", redo="all", fail_fast=True)
+    assert (killed.status, beside.status) == ("failed", "interrupted")
+    assert beside.failure is not None
+    assert beside.failure.message.startswith("--fail-fast: killed ")
+    assert processes_below(tmp_path) == []

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -64,16 +63,10 @@ def test_a_lock_that_cannot_be_opened_is_named(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "gate --against HEAD",
-        "bisect HEAD~1 HEAD",
-        "certify",
-        "peak",
-    ],
+    "command", ["gate --against HEAD", "bisect HEAD~1 HEAD", "certify", "peak"]
 )
 def test_what_measures_on_this_machine_holds_it_too(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """Each waits for a sweep, before it starts anything."""
     monkeypatch.setattr(hold, "TIMEOUT", 0.0)
@@ -89,45 +82,34 @@ def test_what_measures_on_this_machine_holds_it_too(
     assert "running trials of first since" in ended.err.splitlines()[-1]
 
 
-@pytest.fixture
-def command() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True)
-    with process:
-        yield process
-        process.kill()
-
-
-def test_those_of_a_command_that_was_killed_are_found_by_the_next(
-    command: subprocess.Popen[str],
-) -> None:
+def test_those_of_a_command_that_was_killed_are_found_by_the_next() -> None:
     """Its parent may not have noticed yet that it has ended."""
-    assert command.stdout is not None
-    child = psutil.Process(int(command.stdout.readline()))
-    kill_abandoned()
-    assert child.is_running(), "its command runs"
-    command.send_signal(signal.SIGKILL)
-    wait_until(lambda: psutil.Process(command.pid).status() == psutil.STATUS_ZOMBIE)
-    kill_abandoned()
-    wait_until(lambda: not child.is_running(), 10)
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        child = psutil.Process(int(command.stdout.readline()))
+        kill_abandoned()
+        assert child.is_running(), "its command runs"
+        command.send_signal(signal.SIGKILL)
+        wait_until(lambda: psutil.Process(command.pid).status() == psutil.STATUS_ZOMBIE)
+        kill_abandoned()
+        wait_until(lambda: not child.is_running(), 10)
 
 
 def test_those_of_one_trial_leave_others_alone() -> None:
+    """A mark of another namespace of process ids, a container's for example, says nothing."""
+    marks = {log: mark_variables(log) for log in ("one.log", "other.log")}
+    marks |= {"none": {VARIABLE: ""}, "elsewhere": {VARIABLE: "pid:[1] 1 launch.log"}}
     children = {}
+    for name, mark in marks.items():
+        variables = {**os.environ, **mark}
+        children[name] = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
     for log in ("one.log", "other.log"):
-        variables = {**os.environ, **mark_variables(log)}
-        children[log] = subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True)
-    kill_abandoned("one.log")
-    assert children["one.log"].wait(10) == -signal.SIGKILL
-    assert children["other.log"].poll() is None
-    kill_abandoned("other.log")
-    assert children["other.log"].wait(10) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("mark", ["", "pid:[1] 1 launch.log"])
-def test_a_mark_of_elsewhere_says_nothing(mark: str) -> None:
-    """In another namespace of process ids, a container for example, the command may run."""
-    variables = {**os.environ, VARIABLE: mark}
-    with subprocess.Popen(["sleep", "60"], env=variables) as child:
         kill_abandoned()
-        assert child.poll() is None
+        kill_abandoned(log)
+        assert children.pop(log).wait(10) == -signal.SIGKILL
+        assert [child.poll() for child in children.values()] == [None] * len(children)
+    for child in children.values():
         child.kill()
+        child.wait()

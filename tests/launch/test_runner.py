@@ -134,27 +134,24 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_machine")
-@pytest.mark.parametrize("parallel", ["auto", 2])
-def test_trials_of_other_sizes_are_groups_of_their_own(parallel: Parallel) -> None:
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [("auto", [(1, {4}), (2, {2}), (4, {1})]), (2, [(1, {4}), (2, {1, 2})])],
+)
+def test_trials_of_other_sizes_are_groups_of_their_own(
+    parallel: Parallel, expected: list[tuple[int, set[int]]]
+) -> None:
+    """The last trial of a group has alone the lane that it would have had among others."""
     trials = trials_of(*CELLS, DDP, make_cell(strategy="ddp", world_size=4), seeds=3)
-    groups = arrange(trials, Profile(device="cpu", parallel=parallel))
+    profile = Profile(device="cpu", parallel=parallel)
     found = []
     everywhere: list[Trial] = []
-    for lanes, group in groups:
+    for lanes, group in arrange(trials, profile):
         found.append((len(lanes), {trial.cell.axes.world_size for trial in group}))
         everywhere += group
-    by_size: list[tuple[int, set[int]]] = [(1, {4}), (2, {2}), (4, {1})]
-    assert found == (by_size if parallel == "auto" else [(1, {4}), (2, {1, 2})])
+        assert arrange(group[-1:], profile) == [(lanes, group[-1:])]
+    assert found == expected
     assert sorted(map(repr, everywhere)) == sorted(map(repr, trials))
-
-
-@pytest.mark.usefixtures("small_machine")
-def test_the_last_trial_of_many_has_the_lane_that_it_would_have_had_among_them() -> None:
-    trials = trials_of(*CELLS, seeds=3)
-    ((lanes, arranged),) = arrange(trials, Profile(device="cpu", parallel="auto"))
-    assert (len(lanes), arranged) == (4, trials)
-    ((alone, _),) = arrange(trials[-1:], Profile(device="cpu", parallel="auto"))
-    assert alone == lanes
 
 
 def test_threads_of_a_physical_core_are_neighbors(tmp_path: Path) -> None:

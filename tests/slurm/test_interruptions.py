@@ -1,5 +1,5 @@
-"""Jobs that are preempted, reach their time limit or are cancelled: each trial runs once, to the
-undisturbed bits.
+"""Jobs that are preempted, cancelled or reach their time limit, controllers and nodes that fail: each trial
+runs once, to the undisturbed bits.
 """
 
 from __future__ import annotations
@@ -7,13 +7,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.core.paths import Results
 from harness.records.assignment import read_heartbeats
 from tests.slurm.cluster import Slurm
+from tests.slurm.conftest import slurm_in
 from tests.slurm.sweeps import (
     STEP_SECONDS,
     Undisturbed,
@@ -21,6 +24,7 @@ from tests.slurm.sweeps import (
     is_over,
     random_sweep,
     read_records,
+    slow_down,
     submit,
     trial_folder,
     trial_rows,
@@ -128,9 +132,10 @@ def test_the_last_task_of_an_array_disturbs_no_other(slurm: Slurm, tmp_path: Pat
     wait_for_step(results, 0, 5)
     wait_for_step(results, 2, 5)
 
-    os.kill(pid_in_task(1, f"--job-name={rows[2]['trial']}"), signal.SIGKILL)
+    task = {"SLURM_ARRAY_TASK_ID": "1"}
+    os.kill(pid_of(f"--job-name={rows[2]['trial']}", **task), signal.SIGKILL)
     wait_for_step(results, 3, 5)  # the lost trial runs again after the others of its block
-    os.kill(pid_in_task(1, "lead"), signal.SIGKILL)
+    os.kill(pid_of("lead", **task), signal.SIGKILL)
     wait_until(lambda: trial_folder(results, 3).attempt > 1)
     hurry_up(tmp_path)
     wait_until(lambda: is_over(results), every=1.0)
@@ -166,6 +171,62 @@ def test_a_killed_rank_and_a_killed_leader_cost_the_steps_since_the_last_save(
     assert (first.signal, second.signal) == (None, None)
 
 
+@pytest.fixture
+def slurm_with_spare_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """One node more than a job needs, which is drained."""
+    nodes = ("n1", "n2", "spare")
+    with slurm_in(tmp_path_factory.mktemp("spare"), nodes=nodes) as slurm:
+        slurm.set_node("spare", "DRAIN")
+        yield slurm
+
+
+@pytest.mark.nightly
+def test_a_controller_that_restarts_a_node_that_is_drained_and_one_that_dies(
+    slurm_with_spare_node: Slurm, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Three faults, one after the other, while two trials run; each hits at most one of them.
+
+    The job whose node has died runs again on two others, although that node is back.
+    """
+    slurm = slurm_with_spare_node
+    sweep = random_sweep(tmp_path, strategies=["ddp"], seeds=[0, 1])
+    results = tmp_path / "results"
+    submit(sweep, results, exclusive=True)
+
+    wait_for_step(results, 0, 5)
+    slurm.stop("slurmctld", signal.SIGKILL)
+    assert trial_states(results) == ["running", "queued"], "the folder tells, without Slurm"
+    slurm.start("slurmctld")
+    slurm.wait_for_controller()
+    # A node that is drained before the controller has found its job again counts as idle.
+    wait_until(lambda: slurm.node_states()["n2"] == "allocated")
+
+    slurm.set_node("n2", "DRAIN")
+    wait_until(lambda: slurm.node_states()["n2"] == "draining")
+    hurry_up(tmp_path)
+    wait_until(lambda: slurm.node_states()["n2"] == "drained")
+    assert trial_states(results) == ["done", "queued"], "the running trial ends, no other starts"
+    slow_down(tmp_path)
+    slurm.set_node("n2", "RESUME")
+
+    wait_for_step(results, 1, 5)
+    slurm.set_node("spare", "RESUME")
+    slurm.stop("slurmd-n2", signal.SIGKILL)
+    slurm.set_node("n2", "DOWN")  # at once, rather than when Slurm has missed it for long enough
+    wait_until(lambda: trial_folder(results, 1).attempt > 1, every=0.5)
+    slurm.set_node("n2", "RESUME")  # which Slurm refuses for a node whose daemon has reported
+    slurm.start("slurmd-n2")
+    hurry_up(tmp_path)
+
+    records = wait_for_records(results, undisturbed)
+    drained, lost = (records[row["trial"]] for row in trial_rows(results))
+    assert (drained.attempt, drained.previous_failures) == (1, ())
+    (failure,) = lost.previous_failures
+    assert (lost.attempt, failure.kind, failure.host) == (2, "NodeFailure", "n2")
+    assert lost.environment is not None
+    assert lost.environment.variables["SLURM_JOB_NODELIST"] == "n1,spare"
+
+
 def newest_step(checkpoints: Path) -> int:
     """Return the step of the newest checkpoint in a folder, 0 for none."""
     steps = [int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")]
@@ -177,25 +238,18 @@ def rank_pid(results: Path) -> int:
     return read_heartbeats(trial_folder(results, 0).heartbeat_folder)[-1].pid
 
 
-def pid_in_task(task: int, argument: str) -> int:
-    """Return the id of the oldest process with this argument in a task of an array."""
+def pid_of(*arguments: str, **variables: str) -> int:
+    """Return the id of the oldest process of this Slurm with these arguments and variables."""
+    variables["SLURM_CONF"] = os.environ["SLURM_CONF"]
     for process in psutil.process_iter(["cmdline", "environ"]):
-        variables = process.info["environ"] or {}
-        is_of_this_slurm = variables.get("SLURM_CONF") == os.environ["SLURM_CONF"]
-        is_of_task = variables.get("SLURM_ARRAY_TASK_ID") == str(task)
-        if is_of_this_slurm and is_of_task and argument in process.info["cmdline"]:
+        has_variables = variables.items() <= (process.info["environ"] or {}).items()
+        if has_variables and set(arguments) <= set(process.info["cmdline"]):
             pid: int = process.pid
             return pid
-    raise AssertionError(f"no process has {argument}")
+    raise AssertionError(f"no process has {arguments}")
 
 
 def leader_pid(results: Path) -> int:
     """Return the process id of the only leader that runs trials of these results."""
-    process_ids: list[int] = []
-    for process in psutil.process_iter(["cmdline"]):
-        arguments = process.info["cmdline"] or []
-        is_leader = "harness.slurm.leader" in arguments and "lead" in arguments
-        if is_leader and str(results) in " ".join(arguments):
-            process_ids.append(process.pid)
-    (leader,) = process_ids
-    return leader
+    sweep_folder = Results(results).sweep_folder("line").path
+    return pid_of("harness.slurm.leader", "lead", str(sweep_folder))
