@@ -24,8 +24,7 @@ RETRIES = {
     "Hang": 1,
 }
 # Of one that saves at intervals, which resumes after failures too that may be its own.
-PERHAPS_ITS_OWN = ("Killed", "Exited", "OutOfMemory", "Hang")
-RETRIES_OF_SAVED = {**RETRIES, **dict.fromkeys(PERHAPS_ITS_OWN, 2)}
+RETRIES_OF_SAVED = {**RETRIES, "Killed": 2, "Exited": 2, "OutOfMemory": 2, "Hang": 2}
 
 
 def begin_attempt(newest: TrialFolder, *, fresh: bool) -> TrialFolder:

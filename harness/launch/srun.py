@@ -90,16 +90,14 @@ class Srun:
         that one about its rank would mislead ours. Options of srun in variables would change the
         step; only those that the profile sets are kept.
         """
-        of_torchrun = rank_variables(0, 1)
         inherited = client_variables()
-        for name in of_torchrun:
+        for name in rank_variables(0, 1):
             inherited.pop(name, None)
         rank0 = {"MASTER_ADDR": self.address, "MASTER_PORT": str(free_port())}
         variables = rank_environment(inherited, {**self.environment, **rank0}, program)
         command = [*BOUND, *self.command(program, variables)]
-        log = program.folder.launch_log
         variables |= parent_variables()
-        process = start_session(command, variables, log)
+        process = start_session(command, variables, program.folder.launch_log)
         return Step(process=process, folder=program.folder)
 
     def command(self, program: RankProgram, variables: Mapping[str, str]) -> list[str]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.core.paths import TrialFolder
+from harness.launch import forkserver
 from harness.launch.launcher import RankProgram, StartedRanks
 from harness.launch.ranks import run_ranks
-from harness.launch.torchrun import Torchrun
+from harness.launch.torchrun import Torchrun, TorchrunRanks
 from tests.support.running import processes_below
 
 pytestmark = pytest.mark.distributed
@@ -87,9 +88,14 @@ def test_ranks_meet_and_see_the_same_variables_as_by_torchrun(trial_folder: Tria
     assert not trial_folder.failures_path.exists()
 
 
-@pytest.mark.parametrize("fork", [True, False], ids=["forked", "torchrun"])
-def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fork: bool) -> None:
-    """Ranks that load no torch do: the launcher sees how they end, and nothing else of them."""
+@pytest.mark.parametrize(
+    "preload", [("json",), ("a_module_that_nobody_has",)], ids=["forked", "torchrun"]
+)
+def test_the_others_of_a_rank_that_fails_are_ended(
+    trial_folder: TrialFolder, monkeypatch: pytest.MonkeyPatch, preload: tuple[str, ...]
+) -> None:
+    """Where no forkserver starts, torchrun starts the ranks. They load no torch."""
+    monkeypatch.setattr(forkserver, "PRELOAD", preload)
     write(FAILING)
     os.mkfifo("pipe")
     trial_folder.path.mkdir()
@@ -98,7 +104,7 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fo
     started: list[StartedRanks] = []
 
     def start(program: RankProgram) -> StartedRanks:
-        started.append(Torchrun(environment={}, fork=fork).start(program))
+        started.append(Torchrun(environment={}, fork=True).start(program))
         return started[0]
 
     for _ in run_ranks(start, program, 300):
@@ -108,3 +114,7 @@ def test_the_others_of_a_rank_that_fails_are_ended(trial_folder: TrialFolder, fo
         seen.add((ended.kind, ended.rank, ended.message.partition(",")[0]))
     assert {("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")} <= seen
     assert processes_below(trial_folder.path) == []
+    log = trial_folder.launch_log.read_text(encoding="utf-8")
+    reason = "the process that ranks are forked from gave no answer: ModuleNotFoundError: "
+    assert (reason in log) is isinstance(started[0], TorchrunRanks)
+    assert (reason in log) is ("a_module_that_nobody_has" in preload)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.paths import TrialFolder
 from harness.core.processes import start_session
 from harness.launch import forkserver
 from harness.launch.forkserver import (
@@ -24,8 +23,6 @@ from harness.launch.forkserver import (
     ForkServer,
     shared_server,
 )
-from harness.launch.launcher import RankProgram
-from harness.launch.torchrun import Torchrun
 from tests.support.running import wait_until
 from tests.support.tree import TOP
 
@@ -245,25 +242,6 @@ def test_processes_of_one_forkserver_import_from_their_own_trees(tmp_path: Path)
     assert server.fork(requests).wait(300) == 0
     assert [printed(Path(process.log)) for process in requests] == expected
     assert shared_server(os.environ, PRELOAD) is server
-
-
-def test_ranks_are_started_without_a_forkserver_that_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends = tmp_path / "ends.py"
-    ends.write_text("import sys; sys.exit('no fork today')", encoding="utf-8")
-    monkeypatch.setattr(forkserver, "PROGRAM", ends)
-    (tmp_path / "rank.py").write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
-    launcher = Torchrun(environment={"PYTHONPATH": str(tmp_path)}, fork=True)
-    trial = TrialFolder(tmp_path / "trial")
-    program = RankProgram(
-        module="rank", arguments=["--write-logs"], folder=trial, world_size=2, num_threads=1
-    )
-    ranks = launcher.start(program)
-    assert ranks.wait(120) == 0, trial.launch_log.read_text(encoding="utf-8")
-    written = trial.launch_log.read_text(encoding="utf-8")
-    assert written.count(f"['{trial.path}', '--write-logs']") == 2
-    assert "the process that ranks are forked from gave no answer: no fork today" in written
 
 
 def test_idle_forkservers_are_ended_beyond_a_number_the_longest_unused_first(
