@@ -19,12 +19,10 @@ from tests.support.slurm import install_fake_slurm
 from tests.support.tree import TOP
 
 
-def launcher(**changes: object) -> Srun:
-    fields = {
-        "environment": {"OWN": "a b"}, "ranks_per_node": 4, "cpus_per_rank": 8, "python": "/opt/python",
-        "prefix": ("apptainer", "exec", "an image.sif"), "address": "node7",
-    }  # fmt: skip
-    return Srun(**fields | changes)  # type: ignore[arg-type]
+LAUNCHER = Srun(
+    environment={"OWN": "a b"}, ranks_per_node=4, cpus_per_rank=8, python="/opt/python",
+    prefix=("apptainer", "exec", "an image.sif"), address="node7",
+)  # fmt: skip
 
 
 def program(folder: Path, ranks: int = 1) -> RankProgram:
@@ -35,7 +33,7 @@ def program(folder: Path, ranks: int = 1) -> RankProgram:
 
 def test_the_command_of_a_step_is_a_list_of_words_that_no_shell_reads() -> None:
     folder = Path('/shared/it\'s; "$(here)"\n/mlp-0-s0-r0')
-    command = launcher().command(program(folder), {})
+    command = LAUNCHER.command(program(folder), {})
     assert command[-9:] == [
         "apptainer", "exec", "an image.sif", "/opt/python", "-P", "-m", "harness.training.worker", str(folder),
         "--write-logs",
@@ -45,7 +43,7 @@ def test_the_command_of_a_step_is_a_list_of_words_that_no_shell_reads() -> None:
 
 @pytest.mark.parametrize(("ranks", "nodes", "each"), [(1, 1, 1), (3, 1, 3), (4, 1, 4), (8, 2, 4)])
 def test_a_step_fills_nodes_from_the_first_on(ranks: int, nodes: int, each: int) -> None:
-    command = launcher().command(program(Path("t"), ranks), {})
+    command = LAUNCHER.command(program(Path("t"), ranks), {})
     options = {f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={each}", "--relative=0"}
     assert options <= set(command)
     assert "--overlap" in command  # a step whose slurmstepd died must not block the next

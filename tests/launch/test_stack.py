@@ -20,7 +20,7 @@ from harness.launch.stack import ReadyStack, describe_launch, ready_stack
 from harness.launch.torchrun import torchrun_command
 from harness.sweep.cell import Stack
 from tests.factories import make_cell
-from tests.launch.test_srun import launcher as make_srun
+from tests.launch.test_srun import LAUNCHER
 from tests.support.line import LineFit
 from tests.support.stacks import PACKAGE, make_environment
 from tests.support.sweeps import DIGITS, load
@@ -99,7 +99,7 @@ def commands(stack: ReadyStack, environment: dict[str, str]) -> tuple[list[str],
         module="m", folder=TrialFolder(Path("t")), world_size=2, num_threads=1, stack=stack
     )
     variables = rank_environment({}, environment, program)
-    step = make_srun().command(program, variables)
+    step = LAUNCHER.command(program, variables)
     return torchrun_command(program, variables), step[step.index("--job-name=t") + 1 :]
 
 

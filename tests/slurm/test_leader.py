@@ -81,7 +81,7 @@ def test_pending_are_trials_without_a_record_of_this_submission_and_those_that_r
     leave_record(runner, 2, status="interrupted", failure=preempted)
     leave_record(runner, 3, status="failed", failure=Failure(kind="NodeFailure", message="n2"))
     assert pending_seeds(runner) == [2, 3]
-    leave_record(runner, 0, status="invalid", invalid=["steal"])
+    leave_record(runner, 0, status="invalid", attempt=2, invalid=["steal"])
     for reruns, pending in ((1, [0, 2, 3]), (0, [2, 3])):
         profile = replace(PROFILE, validity=ValidityRules(reruns=reruns))
         assert pending_seeds(replace(runner, profile=profile)) == pending
