@@ -18,7 +18,6 @@ from tests.support.running import wait_until
 from tests.support.slurm import install_fake_slurm
 from tests.support.tree import TOP
 
-
 LAUNCHER = Srun(
     environment={"OWN": "a b"}, ranks_per_node=4, cpus_per_rank=8, python="/opt/python",
     prefix=("apptainer", "exec", "an image.sif"), address="node7",
