@@ -103,7 +103,7 @@ def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
     profile = local_profile(tmp_path, slots=2, forkserver=forkserver)
     for name in ("PYTHONPATH", "MLFLOW_TRACKING_URI", "HARNESS_RESULTS"):
         monkeypatch.delenv(name, raising=False)
-    command = [Path(sys.executable).with_name("harness"), "run", sweep.name]
+    command = [str(Path(sys.executable).with_name("harness")), "run", sweep.name]
     command += ["--cluster", profile.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

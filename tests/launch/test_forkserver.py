@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ loaded = [name for name in sys.modules if name.split(".")[0] == "harness"]
 print(json.dumps({"value": own.VALUE, "cores": sorted(os.sched_getaffinity(0)), "harness": loaded}))
 """
 
-PRELOAD = ("decimal", "random")
+PRELOAD = ("decimal",)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,12 @@ def module(tmp_path: Path) -> Path:
     return tmp_path / "program.py"
 
 
-def request(log: Path, *arguments: str, cores: Sequence[int] = (), **variables: str) -> ForkRequest:
+def request(
+    log: Path,
+    arguments: Sequence[str] = (),
+    cores: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> ForkRequest:
     """A process that runs the module `program` in the folder of its log, as a rank of a gate's arm is started."""
     tree = str(log.parent)
     return ForkRequest(
@@ -81,7 +87,8 @@ def request(log: Path, *arguments: str, cores: Sequence[int] = (), **variables: 
 
 def start(log: Path, *arguments: str, **variables: str) -> ForkedRanks:
     """Start a process from the forkserver that the tests share."""
-    return shared_server(os.environ, PRELOAD).fork([request(log, *arguments, **variables)])
+    process = request(log, arguments, variables=variables)
+    return shared_server(os.environ, PRELOAD).fork([process])
 
 
 def printed(log: Path) -> Any:
@@ -104,9 +111,10 @@ def test_a_forked_process_is_as_if_started_anew(module: Path) -> None:
 
 def test_a_process_finds_nothing_that_an_earlier_one_left_behind(module: Path) -> None:
     module.write_text(
-        "import os, random, sys\n"
-        "print(random.random(), os.environ.pop('MINE', None))\n"
-        "sys.modules['random'] = None\n",
+        "import decimal, os, sys\n"
+        "print(decimal.getcontext().prec, os.environ.pop('MINE', None))\n"
+        "decimal.getcontext().prec = 5\n"
+        "sys.modules['decimal'] = None\n",
         encoding="utf-8",
     )
     logs = [module.with_name(f"{number}.log") for number in range(3)]

@@ -69,7 +69,7 @@ class Slurm:
 
     def is_up(self, daemon: str) -> bool:
         """Return whether the process of a daemon exists."""
-        return psutil.pid_exists(self.pids[daemon])
+        return bool(psutil.pid_exists(self.pids[daemon]))
 
     def kill_node(self, node: str) -> None:
         """Kill slurmd and all that runs on a node, as a loss of power does."""

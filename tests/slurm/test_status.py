@@ -185,7 +185,9 @@ class TestOfSubmittedTrials:
         self, submitted: Submitted, status: str, ended: State
     ) -> None:
         """Seed 6 has no job any more. The record of an earlier submission does not count."""
-        earlier = {"started": submitted.submission.created_at - 9} if status == "failed" else {}
+        earlier: dict[str, Any] = {}
+        if status == "failed":
+            earlier["started"] = submitted.submission.created_at - 9
         failure = PREEMPTED if status == "interrupted" else None
         submitted.leave(2, status=status, failure=failure, **earlier)
         submitted.leave(6, status=status, failure=failure)
