@@ -20,7 +20,6 @@ from harness.core.files import (
     open_log,
     private_umask,
     read_tail,
-    storage_error,
     writing,
 )
 
@@ -65,22 +64,18 @@ def test_an_output_that_is_lost_is_a_failure_in_one_line(command: str, unbuffere
 
 
 @pytest.mark.parametrize("number", sorted(DISK_ERRORS))
-def test_errors_of_the_disk_name_the_file(tmp_path: Path, number: int) -> None:
+def test_errors_of_the_disk_name_the_file_and_others_stay_as_they_are(
+    tmp_path: Path, number: int
+) -> None:
     path = tmp_path / "missing" / "file"
     reason = os.strerror(number)
+    named = rf"^{path}: {reason}; free: [\d.]+ of "
     for error in (OSError(number, reason), RuntimeError(f"unable to write: {reason} (28)")):
-        with (
-            pytest.raises(StorageError, match=rf"^{path}: {reason}; free: [\d.]+ of "),
-            writing(path),
-        ):
+        with pytest.raises(StorageError, match=named), writing(path):
             raise error
-
-
-def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
-    for error in (PermissionError(errno.EACCES, "no"), ValueError("no")):
-        assert storage_error(error, tmp_path) is None
-        with pytest.raises(type(error)), writing(tmp_path):
-            raise error
+    for other in (PermissionError(errno.EACCES, "no"), ValueError("no")):
+        with pytest.raises(type(other)), writing(path):
+            raise other
 
 
 def test_a_free_lock_is_had_at_once_and_is_free_again_once_its_file_is_closed(
@@ -111,43 +106,20 @@ def test_umask_comes_back(tmp_path: Path) -> None:
         os.umask(before)
 
 
-SECRET = "of the reader's own"
+def test_what_is_no_file_of_the_trial_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("of the reader's own", encoding="utf-8")
+    linked_file, named_pipe, folder = (tmp_path / name for name in ("link.log", "pipe.log", "log"))
+    linked_file.symlink_to("private")
+    os.mkfifo(named_pipe)
+    folder.mkdir()
+    for log in (linked_file, named_pipe, folder):
+        with pytest.raises(OSError, match="regular file"):
+            open_log(log)
+        assert last_log_line(log) == "none"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A trial's folder, beside a file that no log may show."""
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "rank0.log").write_text(SECRET, encoding="utf-8")
-    trial = tmp_path / "trial"
-    (trial / "logs").mkdir(parents=True)
-    return trial
-
-
-def linked_file(folder: Path) -> None:
-    (folder / "logs" / "rank0.log").symlink_to(folder.parent / "private" / "rank0.log")
-
-
-def named_pipe(folder: Path) -> None:
-    os.mkfifo(folder / "logs" / "rank0.log")
-
-
-def nested_folder(folder: Path) -> None:
-    (folder / "logs" / "rank0.log").mkdir()
-
-
-@pytest.mark.parametrize("place", [linked_file, named_pipe, nested_folder])
-def test_what_is_no_file_of_the_trial_is_not_opened(folder: Path, place: object) -> None:
-    assert callable(place)
-    place(folder)
-    log = folder / "logs" / "rank0.log"
-    with pytest.raises(OSError, match="regular file"):
-        open_log(log)
-    assert last_log_line(log) == "none"
-
-
-def test_only_the_end_of_a_huge_log_is_read(folder: Path) -> None:
-    log = folder / "logs" / "rank0.log"
+def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
     with log.open("wb") as file:
         file.truncate(2**34)  # a hole of 16 GiB takes no room on the disk
         file.seek(0, os.SEEK_END)

@@ -53,13 +53,8 @@ def test_the_package_beside_the_harness_is_imported_not_the_users(tmp_path: Path
 
 def test_a_harness_in_the_working_directory_is_handed_on_by_name(tmp_path: Path) -> None:
     (tmp_path / "harness").symlink_to(ROOT / "harness")
-    program = (
-        "import json\nfrom harness.core.import_path import import_variables\n"
-        "print(json.dumps(import_variables()))"
-    )
+    program = "from harness.core.import_path import import_variables; print(import_variables())"
     command = [sys.executable, "-S", "-c", program]  # -S: no installed packages
     environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == {"PYTHONPATH": str(tmp_path)}
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert printed.strip() == str({"PYTHONPATH": str(tmp_path)})

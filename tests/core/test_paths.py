@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,26 +27,32 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", "record.json"]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
-def test_a_command_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+FILES = (".sweep.json.x", None, "results/sweep.json")
+
+
+@pytest.mark.parametrize(
+    ("code", "files", "begins"),
+    [
+        (errno.EIO, FILES, "harness: results/sweep.json: "),
+        (errno.EROFS, FILES, "harness: results/sweep.json: "),
+        (errno.EAGAIN, (), "harness: limit of the system: Resource "),
+        (errno.EBADF, (), None),
+    ],
+)
+def test_an_error_of_disk_or_system_is_one_line_and_any_other_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, code: int, files: tuple[Any, ...], begins: str | None
+) -> None:
     def fail(**arguments: object) -> None:
-        raise OSError(code, os.strerror(code), ".sweep.json.x", None, "results/sweep.json")
+        raise OSError(code, os.strerror(code), *files)
 
     monkeypatch.setattr(cli, "command_tree", lambda: fail)
+    if begins is None:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            harness("run", "quickstart")
+        return
     result = harness("run", "quickstart")
-    assert result.code == 1
-    assert result.err.count("\n") == 1
-    assert result.err.startswith("harness: results/sweep.json: ")
-
-
-def test_a_limit_of_the_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**arguments: object) -> None:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(cli, "command_tree", lambda: fail)
-    result = harness("run", "quickstart")
-    assert result.code == 1
-    assert result.err.startswith("harness: limit of the system: Resource ")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert result.err.startswith(begins)
 
 
 def test_an_empty_variable_names_no_results_folder(
@@ -59,12 +66,3 @@ def test_an_empty_variable_names_no_results_folder(
     Path("results/runs/nightly").mkdir(parents=True)
     Path("results/runs/nightly/sweep.json").touch()
     assert complete_recorded_sweeps() == ["nightly"]
-
-
-def test_any_other_error_of_the_system_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**arguments: object) -> None:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    monkeypatch.setattr(cli, "command_tree", lambda: fail)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        harness("run", "quickstart")

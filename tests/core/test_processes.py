@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import signal
 import subprocess
@@ -32,18 +31,13 @@ def work(ended: threading.Event) -> None:
     ended.set()
 
 
-def test_threads_at_work_are_waited_for() -> None:
-    ended = threading.Event()
-    threading.Thread(target=work, args=[ended]).start()
-    wait_for_idle_threads(60)
-    assert ended.is_set()
-
-
-def test_threads_that_only_wait_are_not() -> None:
-    ended = threading.Event()
+def test_threads_at_work_are_waited_for_and_threads_that_wait_are_not() -> None:
+    worked, ended = threading.Event(), threading.Event()
     waiting = threading.Thread(target=ended.wait)
     waiting.start()
-    wait_for_idle_threads(math.inf)
+    threading.Thread(target=work, args=[worked]).start()
+    wait_for_idle_threads(60)
+    assert worked.is_set()
     assert waiting.is_alive()
     ended.set()
     waiting.join()
@@ -156,21 +150,16 @@ class TestEndProcessGroup:
         assert process.poll() == 0
 
 
-class TestRunCommand:
-    def test_returns_the_exit_code_and_both_streams(self) -> None:
-        done = run_command(["sh", "-c", "echo out; echo err >&2; cat; exit 3"], timeout=60)
-        assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started() -> None:
+    done = run_command(["sh", "-c", "echo out; echo err >&2; cat; exit 3"], timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
+    mark = f"sleep {600 + os.getpid() / 1e6}"
+    with pytest.raises(HarnessError, match=r"^waited 0\.2 s for `sh`, which was ended; look into"):
+        run_command(["sh", "-c", f"{mark} & wait"], timeout=0.2, remedy="look into it")
 
-    def test_that_takes_too_long_is_ended_with_all_that_it_has_started(self) -> None:
-        mark = f"sleep {600 + os.getpid() / 1e6}"
-        with pytest.raises(
-            HarnessError, match=r"^waited 0\.2 s for `sh`, which was ended; look into it$"
-        ):
-            run_command(["sh", "-c", f"{mark} & wait"], timeout=0.2, remedy="look into it")
+    def is_gone() -> bool:
+        """Whether no process has the command; the kernel may take a moment to end one."""
+        running = psutil.process_iter(["cmdline"])
+        return mark not in [" ".join(process.info["cmdline"] or []) for process in running]
 
-        def is_gone() -> bool:
-            """Whether no process has the command; the kernel may take a moment to end one."""
-            running = psutil.process_iter(["cmdline"])
-            return mark not in [" ".join(process.info["cmdline"] or []) for process in running]
-
-        wait_until(is_gone, seconds=10)
+    wait_until(is_gone, seconds=10)

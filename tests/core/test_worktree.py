@@ -21,51 +21,41 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
 
 
-def write_hook(repository: Repository, name: str, program: str) -> None:
+def write_hook(repository: Repository, name: str, program: str) -> Path:
     hook = repository.path / ".git" / "hooks" / name
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
     hook.chmod(0o755)
+    return hook
 
 
-def test_hooks_do_not_run(repository: Repository, tmp_path: Path) -> None:
+def test_neither_hooks_nor_the_monitor_of_files_run(repository: Repository, tmp_path: Path) -> None:
     write_hook(repository, "post-checkout", f"touch {tmp_path / 'ran'}")
+    monitor = write_hook(repository, "monitor", f"touch {tmp_path / 'ran'}")
+    repository.git("config", "core.fsmonitor", str(monitor))
     tree = tmp_path / "tree"
     assert run_git(repository.path, "worktree", "add", "--detach", str(tree)).returncode == 0
-    assert tree.is_dir()
-    assert not (tmp_path / "ran").exists()
-
-
-def test_nor_does_the_monitor_of_files(repository: Repository, tmp_path: Path) -> None:
-    monitor = tmp_path / "monitor"
-    monitor.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n", encoding="utf-8")
-    monitor.chmod(0o755)
-    repository.git("config", "core.fsmonitor", str(monitor))
     assert run_git(repository.path, "status").returncode == 0
+    assert tree.is_dir()
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_command_that_hangs_is_ended_and_named(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And one without git fails as it does in a shell."""
     monkeypatch.setattr(worktree, "TIMEOUT", 0.5)
     repository.git("config", "alias.hang", "!sleep 600")
-    with pytest.raises(
-        HarnessError,
-        match=r"^waited 0\.5 s for `git`, which was ended; look whether `git hang` ends in /",
-    ):
+    named = r"^waited 0\.5 s for `git`, which was ended; look whether `git hang` ends in /"
+    with pytest.raises(HarnessError, match=named):
         run_git(repository.path, "hang")
-
-
-def test_without_git_it_fails_as_a_shell_does(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("PATH", "")
     assert run_git(repository.path, "status").returncode == 127
 
 
-def test_a_worktree_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "repository")
+def test_a_worktree_of_a_process_that_was_killed_is_forgotten(
+    repository: Repository, tmp_path: Path
+) -> None:
     killed = ScratchFolder("gate", tmp_path)
     mine = tmp_path / "mine"
     repository.git("worktree", "add", "--detach", "--lock", str(killed.path / "tree"))
@@ -82,9 +72,8 @@ def test_a_worktree_of_a_process_that_was_killed_is_forgotten(tmp_path: Path) ->
     assert paths == [f"worktree {repository.path}", f"worktree {mine}"]
 
 
-def test_a_hook_may_check_out_another_revision(tmp_path: Path) -> None:
+def test_a_hook_may_check_out_another_revision(repository: Repository, tmp_path: Path) -> None:
     """Git gives hooks the index of the commit that is being made, which stays as it is."""
-    repository = Repository(tmp_path / "repository")
     repository.write(0.5)
     repository.commit("second")
     program = (
@@ -93,10 +82,7 @@ def test_a_hook_may_check_out_another_revision(tmp_path: Path) -> None:
         "assert 'SLOWER = 0.0' in (tree.__enter__().path / 'own.py').read_text();"
         "tree.__exit__(None, None, None)"
     )
-    hook = repository.path / ".git" / "hooks" / "pre-commit"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{program}"\n')
-    hook.chmod(0o755)
+    write_hook(repository, "pre-commit", f'PYTHONPATH={ROOT} {sys.executable} -c "{program}"')
     repository.write(0.7)
     repository.git("commit", "--all", "--quiet", "--message", "third")
     assert "SLOWER = 0.7" in repository.git("show", "HEAD:own.py")
@@ -108,9 +94,8 @@ def test_only_a_tree_of_the_harness_itself_may_replace_it(tmp_path: Path) -> Non
     assert Tree(name="main", top=ROOT, path=tmp_path / "other").own_packages == {}
 
 
-def test_what_git_has_not_is_in_every_worktree(tmp_path: Path) -> None:
+def test_what_git_has_not_is_in_every_worktree(repository: Repository, tmp_path: Path) -> None:
     """A script reads its data by a relative path there, too."""
-    repository = Repository(tmp_path / "repository")
     (repository.path / "data").mkdir()
     (repository.path / "data/numbers.txt").write_text("1 2 3")
     (repository.path / "own.txt").write_text("of no revision")

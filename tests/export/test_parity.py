@@ -43,8 +43,7 @@ def held_against_eager(
     serve: Callable[[Tensor], Tensor], net: nn.Module | None = None
 ) -> ExportParity:
     """Compare a function with the net in eager mode."""
-    served = lambda *inputs: [serve(*inputs)]  # noqa: E731
-    return compare(trained(make_blobs(), net or make_net()), served)
+    return compare(trained(make_blobs(), net or make_net()), lambda *inputs: [serve(*inputs)])
 
 
 def test_the_same_model_is_the_same() -> None:
@@ -70,13 +69,8 @@ def test_rounding_in_another_order_is_the_same() -> None:
     assert parity.largest_difference > 0
 
 
-@pytest.mark.parametrize("change", [1e-2, 1e-4])
-def test_a_changed_weight_is_another_computation(change: float) -> None:
-    assert differs(held_against_eager(perturbed(make_net(), change)))
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_what_is_allowed_follows_the_scale_of_the_outputs(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_changed_weight_is_another_computation_at_any_scale_of_the_outputs(scale: float) -> None:
     net = make_net()
     with torch.no_grad():
         net.head.weight.mul_(scale)
@@ -132,13 +126,11 @@ def test_whole_numbers_allow_nothing_more() -> None:
     net = CodingNet().eval()
     workload = CodedBlobs(Settings(), Settings())
 
-    def parity_of(model: nn.Module) -> ExportParity:
-        served = lambda *inputs: list(model(*inputs))  # noqa: E731
-        return compare(trained(workload, net), served)
-
-    assert not differs(parity_of(net))
-    assert parity_of(net).tolerance < 1e-4
-    assert differs(parity_of(perturbed(copy.deepcopy(net))))
+    same = compare(trained(workload, net), lambda *inputs: list(net(*inputs)))
+    assert not differs(same)
+    assert same.tolerance < 1e-4
+    other = perturbed(copy.deepcopy(net))
+    assert differs(compare(trained(workload, net), lambda *inputs: list(other(*inputs))))
 
 
 @pytest.mark.parametrize("value", [1.0, math.nan, math.inf])

@@ -11,7 +11,6 @@ import torch
 from harness.hardware.machine import Timing
 from harness.hardware.measured_peaks import MIN_SECONDS, REPEATS, product, repeat, runner
 from harness.view.machine import peaks_view
-from harness.view.value import byte_size
 from tests.factories import make_machine
 
 
@@ -27,35 +26,31 @@ class Fake:
         return calls * self.seconds + (1.0 if len(self.runs) in self.slow else 0.0)
 
 
-class TestRepeat:
-    def test_short_calls_are_gathered_until_they_take_long_enough(self) -> None:
-        run = Fake(1e-6)
-        assert repeat(run) == pytest.approx([1e-6] * REPEATS)
-        assert len(set(run.runs[-REPEATS:])) == 1
-        assert run.runs[-1] * 1e-6 >= MIN_SECONDS
-        assert len(run.runs) < 30
-
-    def test_a_long_call_is_made_once_a_repeat(self) -> None:
-        run = Fake(0.1)
-        assert repeat(run) == [0.1] * REPEATS
-        assert run.runs == [1] * (1 + REPEATS), "the first is a warm-up"
-
-    def test_interruptions_do_not_make_repeats_short(self) -> None:
-        for slow in [*((number,) for number in range(1, 12)), (2, 3), (2, 3, 5), (2, 3, 4, 5)]:
-            run = Fake(1e-6, slow)
-            assert min(repeat(run)) * run.runs[-1] >= 0.99 * MIN_SECONDS
-
-    def test_the_host_is_timed_by_calls(self) -> None:
-        made: list[int] = []
-        assert runner(lambda: made.append(1), torch.device("cpu"))(5) > 0
-        assert len(made) == 5
+def test_short_calls_are_gathered_until_they_take_long_enough() -> None:
+    run = Fake(1e-6)
+    assert repeat(run) == pytest.approx([1e-6] * REPEATS)
+    assert len(set(run.runs[-REPEATS:])) == 1
+    assert run.runs[-1] * 1e-6 >= MIN_SECONDS
+    assert len(run.runs) < 30
+    long_run = Fake(0.1)
+    assert repeat(long_run) == [0.1] * REPEATS
+    assert long_run.runs == [1] * (1 + REPEATS), "the first is a warm-up"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_one(dtype: torch.dtype) -> None:
-    result = product(32, dtype, torch.device("cpu"))()
-    assert isinstance(result, torch.Tensor)
-    assert result.abs().sum() > 0
+def test_interruptions_do_not_make_repeats_short() -> None:
+    for slow in [*((number,) for number in range(1, 12)), (2, 3), (2, 3, 5), (2, 3, 4, 5)]:
+        run = Fake(1e-6, slow)
+        assert min(repeat(run)) * run.runs[-1] >= 0.99 * MIN_SECONDS
+
+
+def test_the_host_is_timed_by_calls() -> None:
+    made: list[int] = []
+    assert runner(lambda: made.append(1), torch.device("cpu"))(5) > 0
+    assert len(made) == 5
+    for dtype in (torch.float32, torch.bfloat16):
+        result = product(32, dtype, torch.device("cpu"))()
+        assert isinstance(result, torch.Tensor)
+        assert result.abs().sum() > 0
 
 
 def test_the_table_has_a_row_for_each_call() -> None:
@@ -68,11 +63,3 @@ def test_the_table_has_a_row_for_each_call() -> None:
     assert rows[1] == ["product 512 × 512 fp32", "100", "90.9", "GFLOP/s"]
     assert rows[3][:2] == ["copy 256 MiB", "10"]
     assert rows[4] == ["all-reduce 4 B, 4 ranks, bus", "0.0003", "0.00015", "GB/s"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(4, "4 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
-)
-def test_sizes(value: int, text: str) -> None:
-    assert byte_size(value) == text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,6 @@ from scipy.special import nctdtr, stdtrit
 from harness.analysis.questions import SPEED
 from harness.statistics.estimate import Estimate, between_sessions, paired, unpaired
 from harness.statistics.verdict import (
-    CorrectedTest,
     Metric,
     MetricVerdict,
     Question,
@@ -23,30 +21,24 @@ from harness.statistics.verdict import (
 )
 
 SECONDS = Metric(
-    name="seconds",
-    higher_is_better=False,
-    relative=True,
-    min_effect=0.01,
-    better="faster",
-    worse="slower",
-)
+    name="seconds", higher_is_better=False, relative=True, min_effect=0.01, better="faster", worse="slower"
+)  # fmt: skip
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.005)
-Correct = Callable[[Sequence[float], float], list[CorrectedTest]]
+
+
+def question(metric: Metric, estimate: Estimate) -> Question:
+    return Question(metric=metric, estimate=estimate, mean_a=1.0, mean_b=1.0)
 
 
 def verdict(metric: Metric, estimate: Estimate) -> MetricVerdict:
     """Return the verdict on a single question."""
-    (verdict,) = judge([Question(metric=metric, estimate=estimate, mean_a=1.0, mean_b=1.0)])
+    (verdict,) = judge([question(metric, estimate)])
     return verdict
 
 
-def make_estimate(value: float, error: float, degrees_of_freedom: float = 9) -> Estimate:
+def make_estimate(value: float, error: float, degrees: float = 9) -> Estimate:
     return Estimate(
-        value=value,
-        standard_error=error,
-        degrees_of_freedom=degrees_of_freedom,
-        count=10,
-        unit="pairs",
+        value=value, standard_error=error, degrees_of_freedom=degrees, count=10, unit="pairs"
     )
 
 
@@ -99,41 +91,20 @@ def test_paired_and_welch_by_hand() -> None:
     assert sides.degrees_of_freedom == pytest.approx((16 / 9) / (1 + 1 / 18))
 
 
-def adjusted(correct: Correct, p_values: Sequence[float]) -> list[float]:
-    """Return the adjusted p-values of tests at 5%."""
-    return [test.p for test in correct(p_values, 0.05)]
-
-
-def test_corrections_by_hand() -> None:
-    p = [0.01, 0.04, 0.03, 0.5]
-    assert adjusted(correct_by_holm, p) == pytest.approx([0.04, 0.09, 0.09, 0.5])
-    assert adjusted(correct_by_holm, [0.7, 0.9]) == [1.0, 1.0]
-    assert adjusted(correct_by_holm, []) == []
-
-
-def families(
-    rng: np.random.Generator, tries: int, cells: int, pairs: int
-) -> list[list[MetricVerdict]]:
-    """Return families of verdicts on sides that do not differ."""
-    noise = rng.normal(0, 0.02, (tries, cells, pairs))
-    return [
-        judge(
-            [
-                Question(metric=SPEED, estimate=paired(row.tolist()), mean_a=1.0, mean_b=1.0)
-                for row in family
-            ]
-        )
-        for family in noise
-    ]
+@pytest.mark.parametrize(
+    ("p_values", "adjusted"),
+    [([0.01, 0.04, 0.03, 0.5], [0.04, 0.09, 0.09, 0.5]), ([0.7, 0.9], [1.0, 1.0]), ([], [])],
+)
+def test_corrections_by_hand(p_values: list[float], adjusted: list[float]) -> None:
+    assert [test.p for test in correct_by_holm(p_values, 0.05)] == pytest.approx(adjusted)
 
 
 @pytest.mark.parametrize(("cells", "pairs"), [(1, 3), (1, 10), (12, 5)])
 def test_false_alarms_of_a_whole_sweep_are_bounded(cells: int, pairs: int) -> None:
-    tries = 1200 if cells == 1 else 300
-    judged = families(np.random.default_rng(pairs), tries, cells, pairs)
-    alarms = sum(
-        any(verdict.outcome in ("better", "worse") for verdict in family) for family in judged
-    )
+    tries, alarms = 1200 if cells == 1 else 300, 0
+    for family in np.random.default_rng(pairs).normal(0, 0.02, (tries, cells, pairs)):
+        judged = judge([question(SPEED, paired(row.tolist())) for row in family])
+        alarms += any(verdict.outcome in ("better", "worse") for verdict in judged)
     assert alarms / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
 
 
@@ -147,10 +118,8 @@ def test_a_slowdown_of_the_detectable_size_is_detected_four_times_of_five(
     estimate = make_estimate(0.0, spread / math.sqrt(pairs), pairs - 1)
     effect = estimate.min_detectable_effect(margin=-SPEED.margins[0])
     assert effect is not None
-    labels = [
-        verdict(SPEED, paired(rng.normal(-effect, spread, pairs).tolist())).label
-        for _ in range(tries)
-    ]
+    samples = rng.normal(-effect, spread, (tries, pairs))
+    labels = [verdict(SPEED, paired(row.tolist())).label for row in samples]
     assert labels.count("slower") / tries == pytest.approx(0.8, abs=0.08)
 
 
@@ -191,7 +160,7 @@ def test_a_verdict_never_contradicts_the_interval_beside_it() -> None:
     rng = np.random.default_rng(27)
     outcomes: Counter[str] = Counter()
     for _ in range(400):
-        questions = []
+        questions: list[Question] = []
         for _ in range(rng.integers(1, 20)):
             metric = (SPEED, SECONDS, ACCURACY)[rng.integers(3)]
             effect = rng.choice([0.0, 0.0, 0.5, 1.0, 3.0, -3.0]) * metric.min_effect
@@ -200,7 +169,7 @@ def test_a_verdict_never_contradicts_the_interval_beside_it() -> None:
             estimate = paired((b - a).tolist())
             if rng.random() < 0.5:
                 estimate = unpaired(a.tolist(), b.tolist())
-            questions.append(Question(metric=metric, estimate=estimate, mean_a=1.0, mean_b=1.0))
+            questions.append(question(metric, estimate))
         for judged in judge(questions):
             assert not contradicts(judged), judged
             outcomes[judged.outcome] += 1
@@ -220,10 +189,7 @@ def test_the_confidence_of_an_interval_is_that_of_the_test_behind_the_verdict() 
     estimates = [make_estimate(0.05, 0.005), make_estimate(0.06, 0.01), make_estimate(0.0, 0.001)]
     assert verdict(SPEED, estimates[0]).confidence == pytest.approx(0.95)
     assert verdict(SPEED, estimates[2]).confidence == pytest.approx(0.90)
-    questions = [
-        Question(metric=SPEED, estimate=estimate, mean_a=1.0, mean_b=1.0) for estimate in estimates
-    ]
-    judged = judge(questions)
+    judged = judge([question(SPEED, estimate) for estimate in estimates])
     assert [answer.outcome for answer in judged] == ["better", "better", "same"]
     # The first of three tests of each kind is at 0.05 / 3, the second of the changes at 0.05 / 2.
     assert [answer.confidence for answer in judged] == pytest.approx(
@@ -243,10 +209,8 @@ def test_min_effect_is_a_fraction_of_the_first_side_both_ways(ratio: float, labe
 def test_same_is_false_at_most_one_time_in_twenty() -> None:
     """At a true difference of just the margin, where saying so is easiest."""
     rng, tries = np.random.default_rng(12), 1000
-    outcomes = [
-        verdict(ACCURACY, paired(rng.normal(0.005, 0.002, 8).tolist())).outcome
-        for _ in range(tries)
-    ]
+    samples = rng.normal(0.005, 0.002, (tries, 8))
+    outcomes = [verdict(ACCURACY, paired(row.tolist())).outcome for row in samples]
     assert outcomes.count("same") / tries <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries)
 
 

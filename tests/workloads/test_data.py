@@ -17,6 +17,7 @@ from workloads.image_classifier import load_images
 from workloads.images import Digits, Idx, ImageData
 from workloads.labeled import stratified
 from workloads.texts import Csv, TextData, Tickets, read_rows
+from workloads.tickets import ticket_labels, tickets
 
 
 def texts(data: TextData) -> dict[str, list[tuple[str, str]]]:
@@ -36,9 +37,11 @@ def test_every_class_is_held_out_in_proportion() -> None:
     assert tested == {label: count // 5 + 1 for label, count in counts.items()}
 
 
-def test_the_split_follows_its_seed() -> None:
-    splits = [Digits(split_seed=seed).split(["a", "b"] * 50, 0) for seed in (1, 1, 2)]
-    assert splits[0] == splits[1] != splits[2]
+def test_tickets_repeat_with_their_seed_and_their_classes_are_balanced() -> None:
+    assert tickets(100, seed=3) == tickets(100, seed=3) != tickets(100, seed=4)
+    assert ticket_labels(100, seed=3) == [label for _, label in tickets(100, seed=3)]
+    counts = Counter(ticket_labels(300, seed=0))
+    assert counts == {"account": 100, "billing": 100, "technical": 100}
 
 
 def test_digits() -> None:
@@ -71,14 +74,6 @@ def test_idx_files_are_read_and_normalised_by_the_training_set(tmp_path: Path) -
     assert samples["test"].tensors[1].tolist() == [0, 1, 0, 1]
 
 
-def test_a_single_csv_file_is_split(tmp_path: Path) -> None:
-    rows = "".join(f"{label}{i}, {label} \n" for i in range(20) for label in "ab")
-    (tmp_path / "all.csv").write_text("text,label\n" + rows)
-    splits = texts(Csv(path=tmp_path / "all.csv"))
-    assert Counter(label for _, label in splits["test"]) == {"a": 3, "b": 3}
-    assert set(splits["train"]).isdisjoint(splits["test"])
-
-
 @pytest.fixture
 def real_data() -> Path:
     """The folder with real data that the project does not ship."""
@@ -88,14 +83,11 @@ def real_data() -> Path:
     return folder
 
 
-def test_real_images(real_data: Path) -> None:
-    data = Idx(path=real_data / "mnist10k")
-    data.check()
-    samples = load_images(data)
+def test_real_images_and_texts(real_data: Path) -> None:
+    images = Idx(path=real_data / "mnist10k")
+    images.check()
+    samples = load_images(images)
     assert (len(samples["train"]), len(samples["test"])) == (10000, 10000)
-
-
-def test_real_texts(real_data: Path) -> None:
     data = Csv(path=real_data / "banking77", label="category")
     data.check()
     splits = texts(data)
@@ -147,13 +139,10 @@ def test_a_class_with_one_sample_is_trained_on(tmp_path: Path) -> None:
     assert {label for _, label in splits["train"]} == {"x", "y"}
 
 
-def test_a_compressed_text_is_trained_as_text(tmp_path: Path) -> None:
+def test_texts_may_be_compressed_and_long(tmp_path: Path) -> None:
     path = tmp_path / "book.txt.gz"
     path.write_bytes(gzip.compress(b"It was the best of times. " * 100))
     assert TextFile(path=path).content().startswith(b"It was the best")
-
-
-def test_texts_may_be_long(tmp_path: Path) -> None:
     path = tmp_path / "texts.csv"
     path.write_text(f"text,label\n{'a' * 200_000},x\nb,y\n", encoding="utf-8")
     assert [len(text) for text, _ in read_rows(path, "text", "label")] == [200_000, 1]

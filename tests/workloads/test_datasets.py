@@ -21,7 +21,7 @@ from torch.utils.data import (
 from harness.measure.flops import flops_per_sample
 from tests.support.training import make_assignment, make_trainer
 from workloads import Batch, Classifier, Settings, Splits, StreamSamples, Workload
-from workloads.base import load_splits
+from workloads.base import TensorSamples, load_splits
 from workloads.catalog import load_class
 
 SAMPLES, FEATURES = 200, 6
@@ -102,21 +102,17 @@ class Stream(IterableDataset[Tensor]):
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        (
-            Splits(DataLoader(make_set(), batch_size=16), make_set()),  # type: ignore[arg-type]
-            r"found a DataLoader; allowed: Splits\(train, test\) of Datasets .*the `.dataset` of a",
-        ),
-        (Splits(make_set(), Stream()), "found a Stream; allowed: Splits"),  # type: ignore[arg-type]
-        ((make_set(), make_set()), "found a tuple; allowed: Splits"),
-        (None, "found a NoneType; allowed: Splits"),
+        (Splits(DataLoader(make_set()), make_set()), "a DataLoader; .*the `.dataset` of a"),  # type: ignore[arg-type]
+        (Splits(make_set(), Stream()), "a Stream; allowed: Splits"),  # type: ignore[arg-type]
+        (None, "a NoneType; allowed: Splits"),
     ],
-    ids=["DataLoader", "iterable", "tuple", "nothing"],
+    ids=["DataLoader", "iterable", "nothing"],
 )
 def test_what_is_no_data_set_is_told_what_to_write(
     monkeypatch: pytest.MonkeyPatch, splits: Any, message: str
 ) -> None:
     monkeypatch.setattr(Line, "splits", lambda self: splits)
-    with pytest.raises(TypeError, match=rf"^splits\(\): {message}"):
+    with pytest.raises(TypeError, match=rf"^splits\(\): found {message}"):
         load_splits(make(Line))
 
 
@@ -149,28 +145,17 @@ def test_flops_are_counted_where_they_are_not_stated() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-MINE = """
-from workloads import Workload
-
-class Mine(Workload):
-    def splits(self): ...
-    def build_model(self): ...
-"""
-
-
 @pytest.mark.parametrize(
     ("methods", "missing"),
     [
-        ("", "loss"),
-        ("    def loss(self, model, batch): ...", ""),
-        ("    def loss(self, model, batch): ...\n    def metrics(self, rows): ...", "evaluate"),
+        (["splits", "build_model"], "loss"),
+        (["splits", "build_model", "loss", "metrics"], "evaluate"),
     ],
 )
-def test_what_a_class_lacks_is_named(tmp_path: Path, methods: str, missing: str) -> None:
-    (tmp_path / "mine.py").write_text(MINE + methods)
-    if not missing:
-        assert load_class("mine.py:Mine", tmp_path).__name__ == "Mine"
-        return
+def test_what_a_class_lacks_is_named(tmp_path: Path, methods: list[str], missing: str) -> None:
+    lines = ["from workloads import Workload", "class Mine(Workload):"]
+    lines += [f"    def {name}(self, *_): ..." for name in methods]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=f"found no {missing} in Mine"):
         load_class("mine.py:Mine", tmp_path)
 
@@ -215,3 +200,27 @@ def test_every_process_opens_a_stream_with_the_seed_of_the_epoch() -> None:
             stream.begin_epoch(seed)
             seen += stream.batch(range(share, 8, 2))[0].tolist()
         assert sorted(seen) == list(range(8))
+
+
+IMAGES = torch.randn(6, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        IMAGES,
+        IMAGES.to(memory_format=torch.channels_last),
+        IMAGES[:, :, ::2],
+        torch.arange(6).to(torch.uint16),
+        torch.arange(12).to(torch.uint16).view(6, 2),
+        torch.zeros(1).expand(6),
+        torch.empty(6, 0),
+    ],
+    ids=["rows", "channels-last", "strided", "1-d uint16", "uint16", "expanded", "empty"],
+)
+@pytest.mark.parametrize("indices", [[4, 0, 4], range(2), range(0)], ids=["list", "range", "none"])
+def test_a_batch_is_what_indexing_takes(tensor: Tensor, indices: list[int] | range) -> None:
+    (batch,) = TensorSamples((tensor,)).batch(indices)
+    expected = tensor[torch.tensor(list(indices), dtype=torch.int64)]
+    assert (batch.dtype, batch.stride()) == (expected.dtype, expected.stride())
+    assert torch.equal(batch, expected)

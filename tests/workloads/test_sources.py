@@ -51,12 +51,7 @@ def test_good_idx_files_pass(mnist: Path) -> None:
     [
         (IMAGES, b"\x00\x00\x0d\x03" + bytes(40), "found 00000d03"),
         (IMAGES, idx((0, 4, 3), b""), "found 0 values"),
-        (TEST_LABELS, idx((2,), bytes([0, 1])), "found 2 labels; allowed: 3"),
-        (
-            TEST_LABELS,
-            idx((3,), bytes([0, 1, 9])),
-            "no sample to train on of ['9']; allowed: some of",
-        ),
+        (TEST_LABELS, idx((3,), bytes([0, 1, 9])), "no sample to train on of ['9']; allowed"),
     ],
 )
 def test_broken_idx_files(mnist: Path, name: str, content: bytes, message: str) -> None:
@@ -81,14 +76,9 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "found no sample to train on of a second label"),
-        (
-            b"text;label\na;b\n",
-            "found no column 'text'; allowed: text and label among text;label",
-        ),
+        (b"text;label\na;b\n", "no column 'text'; allowed: text and label among text;label"),
         (b"text,label\n ,yes\n", "no text or label in line 2"),
-        (b"text,label\na,yes\nb, \n", "no text or label in line 3"),
         (b"text,label\na,yes,more\n", "more fields than the header, or no text or label in line 2"),
-        (b"text,label\na\n", "no text or label in line 2"),
         (b"text,label\na,yes\n\xff,no\n", "byte 0xff in position 17: invalid start byte"),
         (b'text,label\n"a,yes\n', "unexpected end of data in line 1; allowed: CSV in UTF-8"),
         (b"text,label\na,yes\nb,yes\n", "no sample to train on of a second label"),
@@ -120,25 +110,18 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_good_checkpoint_passes(checkpoint: Path) -> None:
-    DistilBertOptions(pretrained=checkpoint).check()
-
-
 @pytest.mark.parametrize("name", CHECKPOINT)
 def test_an_incomplete_checkpoint(checkpoint: Path, name: str) -> None:
-    (checkpoint / name).unlink()
     options = DistilBertOptions(pretrained=checkpoint)
+    options.check()
+    (checkpoint / name).unlink()
     assert_refused(options, checkpoint, name, "No such file")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "config.json",
-            b'{"model_type": "bert"}',
-            "found model_type 'bert'; allowed: 'distilbert'",
-        ),
+        ("config.json", b'{"model_type": "bert"}', "model_type 'bert'; allowed: 'distilbert'"),
         ("tokenizer.json", b'{"version"', "found "),
         ("model.safetensors", b"", "header too small"),
         ("model.safetensors", bytes(100), "found "),
@@ -149,12 +132,9 @@ def test_broken_checkpoints(checkpoint: Path, name: str, content: bytes, message
     assert_refused(DistilBertOptions(pretrained=checkpoint), checkpoint, message)
 
 
-def test_another_architecture_than_the_one_asked_for(checkpoint: Path) -> None:
+def test_options_that_the_checkpoint_does_not_fit(checkpoint: Path) -> None:
     options = DistilBertOptions(pretrained=checkpoint, size="base")
     assert_refused(options, checkpoint / "config.json", "found n_layers None; allowed: 6")
-
-
-def test_more_tokens_than_the_checkpoint_has_positions(checkpoint: Path) -> None:
     options = DistilBertOptions(pretrained=checkpoint, sequence=65)
     with pytest.raises(ValueError, match="sequence: found 65; allowed: at most 64"):
         options.check()

@@ -8,40 +8,39 @@ from pathlib import Path
 from workloads.tickets import tickets
 from workloads.tokenizer import SPECIAL, encode, trained
 
+TEXTS = [text for text, _ in tickets(500, 0)]
+# Prints what a fresh process learns, and how many threads it has then.
 TRAIN = """
-import hashlib, sys
+import hashlib, os
 from workloads.tickets import tickets
 from workloads.tokenizer import trained
 texts = [text for text, _ in tickets(500, 0)]
-print(hashlib.sha256(trained(texts, 600).to_str().encode()).hexdigest())
+tokenizer = trained(texts, 600)
+tokenizer.encode(texts[0])
+print(hashlib.sha256(tokenizer.to_str().encode()).hexdigest(), len(os.listdir("/proc/self/task")))
 """
 
 
-def texts() -> list[str]:
-    return [text for text, _ in tickets(500, 0)]
-
-
-def test_every_process_learns_the_same_vocabulary(tmp_path: Path) -> None:
+def test_every_process_learns_the_same_and_no_thread_makes_a_fork_unsafe(tmp_path: Path) -> None:
     digests = set()
     for seed, parallel in (("0", "false"), ("1", "true")):
         variables = {
             "PYTHONHASHSEED": seed,
             "TOKENIZERS_PARALLELISM": parallel,
+            "OPENBLAS_NUM_THREADS": "1",
             "XDG_CACHE_HOME": str(tmp_path / seed),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", TRAIN],
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        digests.add(done.stdout)
+        command = [sys.executable, "-c", TRAIN]
+        environment = os.environ | variables
+        printed = subprocess.check_output(command, env=environment, text=True)
+        digest, threads = printed.split()
+        digests.add(digest)
+        assert threads == "1"
     assert len(digests) == 1
 
 
 def test_the_vocabulary() -> None:
-    vocabulary = trained(texts(), 600).get_vocab()
+    vocabulary = trained(TEXTS, 600).get_vocab()
     assert [vocabulary[token] for token in SPECIAL] == [0, 1, 2, 3, 4]
     assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
     assert len(vocabulary) <= 600
@@ -49,24 +48,8 @@ def test_the_vocabulary() -> None:
 
 
 def test_texts_are_framed_and_cut() -> None:
-    tokenizer = trained(texts(), 600)
+    tokenizer = trained(TEXTS, 600)
     short, long = encode(tokenizer, ["Invoice", "the invoice " * 20], 8)
     assert [tokenizer.id_to_token(token) for token in short] == ["[CLS]", "invoice", "[SEP]"]
     assert len(long) == 8
     assert tokenizer.id_to_token(long[-1]) == "[SEP]"
-
-
-def test_no_threads_are_left_that_would_make_a_fork_unsafe(tmp_path: Path) -> None:
-    code = (
-        TRAIN
-        + "import os; encoded = trained(texts, 600).encode(texts[0]); print(len(os.listdir('/proc/self/task')))"
-    )
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "1"
