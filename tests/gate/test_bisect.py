@@ -16,22 +16,21 @@ import pytest
 from harness.core.errors import BadInput, HarnessError, Inconclusive
 from harness.core.worktree import Tree
 from harness.gate import bisect as module
-from harness.gate.arms import ArmTurn, TrainingArm
+from harness.gate.arms import TrainingArm
 from harness.gate.bisect import (
     BisectOptions,
     BisectOutcome,
     Finding,
     Judge,
-    Mark,
     bisect,
     describe_commit,
-    find_suspects,
 )
 from harness.gate.paired import Budget, PairedResult
 from harness.statistics.sequential import SpeedVerdict
 from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.sweep import load_sweep
 from harness.view import gate as view
+from tests.gate.test_paired import Machine, Simulated
 from tests.support.commands import harness
 from tests.support.repository import Repository
 
@@ -153,17 +152,18 @@ def test_the_users_checkout_and_bisect_stay_as_they_are(repository: Repository, 
 
 def test_ends_between_which_there_is_nothing_to_find(repository: Repository) -> None:
     write(repository, "fast fast noisy broken")
-    with pytest.raises(
-        BadInput, match=r"^BAD 1 against GOOD 0: found as fast; allowed: a revision that is slower$"
-    ):
-        search(repository, "0", "1")
-    with pytest.raises(
-        Inconclusive,
-        match=r"^BAD 2 against GOOD 0: 0 s of measuring gave no certain",
-    ):
-        search(repository, "0", "2")
-    with pytest.raises(HarnessError, match="its ranks did not start"):
-        search(repository, "0", "3")
+    refusals: list[tuple[str, type[Exception], str]] = [
+        (
+            "1",
+            BadInput,
+            "^BAD 1 against GOOD 0: found as fast; allowed: a revision that is slower$",
+        ),
+        ("2", Inconclusive, "^BAD 2 against GOOD 0: 0 s of measuring gave no certain"),
+        ("3", HarnessError, "its ranks did not start"),
+    ]
+    for bad, error, message in refusals:
+        with pytest.raises(error, match=message):
+            search(repository, "0", bad)
 
 
 def test_losses_that_are_never_the_same_tell_nothing(
@@ -178,12 +178,8 @@ def test_losses_that_are_never_the_same_tell_nothing(
 def test_a_commit_that_is_not_bad_against_its_parent_is_not_certain(repository: Repository) -> None:
     write(repository, "fast fast slow slow")
     found = search(repository, "0", "3")
-    doubted = BisectOutcome(
-        **{
-            **vars(found),
-            "against_parent": Finding(mark="good", measured=PairedResult(verdict="same")),
-        }
-    )
+    same = Finding(mark="good", measured=PairedResult(verdict="same"))
+    doubted = BisectOutcome(**{**vars(found), "against_parent": same})
     assert doubted.exit_code == 3
     *_, against_parent, _ = map(str, view.bisect_view(doubted).lines)
     assert against_parent.startswith("against its parent: same, ")
@@ -235,31 +231,14 @@ def test_a_commit_is_measured_against_half_of_the_loss_between_the_ends(
     assert (found.mark, found.is_certain) == ("bad", False)
 
 
-@pytest.mark.parametrize(
-    ("marks", "suspects", "tries"),
-    [("ggggb", [4], 2), ("bbbbb", [0], 3), ("gsssb", [1, 2, 3, 4], 4), ("b", [0], 0)],
-)
-def test_suspects_are_what_remains(marks: str, suspects: list[int], tries: int) -> None:
-    words: dict[str, Mark] = {"g": "good", "b": "bad", "s": "skip"}
-    tried: list[int] = []
-
-    def try_commit(index: int) -> Mark:
-        tried.append(index)
-        return words[marks[index]]
-
-    assert list(find_suspects(len(marks), try_commit)) == suspects
-    assert len(tried) == tries
-
-
 class Noisy:
     """Pairs of trees that are slower by what their file `mark` says, in per cent.
 
-    Takes the place of `pair_starter`. A process is faster or slower by `luck` for as long as it
+    Takes the place of `pair_starter`. A process is faster or slower by luck for as long as it
     lives, and one in ten by far more, as on a machine that others use.
     """
 
-    rng = np.random.default_rng(0)
-    luck = 0.03
+    machine = Machine(rng=np.random.default_rng(1), noise=0.0)
     started = 0  # pairs
 
     def __init__(self, sweep: Any, cell: Any, trees: Mapping[str, Tree], *_: object) -> None:
@@ -273,39 +252,22 @@ class Noisy:
     @contextmanager
     def pair(self, keys: Sequence[str]) -> Iterator[dict[str, TrainingArm]]:
         type(self).started += 1
-        yield {key: NoisyArm(self._step_seconds(self.trees[key])) for key in keys}
+        yield {key: Simulated(self.machine, key, self._factor(self.trees[key])) for key in keys}
 
-    def _step_seconds(self, tree: Tree) -> float:
+    def _factor(self, tree: Tree) -> float:
+        rng = self.machine.rng
         slower = float((tree.path / "mark").read_text(encoding="utf-8").split()[0])
-        luck = self.rng.normal(0, self.luck) + (self.rng.random() < 0.1) * self.rng.exponential(0.1)
-        return 0.005 * (1 + slower / 100) * math.exp(luck)
-
-
-class NoisyArm(TrainingArm):
-    def __init__(self, step_seconds: float) -> None:
-        super().__init__("a tree", Path("log"))
-        self.step_seconds = step_seconds
-
-    def train(self, steps: int) -> ArmTurn:
-        seconds = [self.step_seconds] * steps
-        return ArmTurn(seconds=seconds, wall_seconds=sum(seconds), losses="")
-
-
-@pytest.fixture
-def noisy(monkeypatch: pytest.MonkeyPatch) -> type[Noisy]:
-    """Real judges, on a machine that is made up."""
-    monkeypatch.setattr(Judge, "compare", REAL_COMPARE)
-    monkeypatch.setattr("harness.gate.paired.pair_starter", Noisy)
-    monkeypatch.setattr(Noisy, "rng", np.random.default_rng(1))
-    monkeypatch.setattr(Noisy, "started", 0)
-    return Noisy
+        luck = rng.normal(0, 0.03) + (rng.random() < 0.1) * rng.exponential(0.1)
+        return (1 + slower / 100) * math.exp(luck)
 
 
 def test_eight_commits_of_which_one_is_slower_are_told_apart_in_noise(
-    repository: Repository, noisy: type[Noisy]
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Judge, "compare", REAL_COMPARE)
+    monkeypatch.setattr("harness.gate.paired.pair_starter", Noisy)
     write(repository, "0 " * 4 + "27 " * 5)  # 27% more time: 21% slower
     found = search(repository, "0", "8", budget_seconds=30.0)
     assert subjects(found) == ["number 4"]
     assert found.exit_code == 0
-    assert noisy.started < 120  # pairs
+    assert Noisy.started < 120  # pairs

@@ -30,14 +30,10 @@ CELL = make_cell()
 
 
 def paired(word: SpeedVerdict, ratio: float = 1.0, **changes: object) -> PairedResult:
-    known = {
-        "low": ratio - 0.01,
-        "high": ratio + 0.01,
-        "a_rate": 1000.0,
-        "b_rate": 1000.0 * ratio,
-        "pairs": 20,
-    }
-    return PairedResult(**{"verdict": word, "ratio": ratio, "same_bits": True, **known, **changes})  # type: ignore[arg-type]
+    known = {"verdict": word, "ratio": ratio, "same_bits": True, "pairs": 20}
+    bounds = {"low": ratio - 0.01, "high": ratio + 0.01}
+    rates = {"a_rate": 1000.0, "b_rate": 1000.0 * ratio}
+    return PairedResult(**{**known, **bounds, **rates, **changes})  # type: ignore[arg-type]
 
 
 COMMIT = "f8fea52b" * 5
@@ -58,35 +54,23 @@ def outcome(*found: PairedResult, is_repeatable: bool = True, **asked: Any) -> G
 
 
 OTHER_BITS = paired("same", same_bits=False)
+SLOWER, OPEN = paired("slower", 0.9), paired("inconclusive")
 
 
 @pytest.mark.parametrize(
     ("found", "code", "line"),
     [
-        (outcome(paired("same")), 0, "passes: nothing is slower than main"),
-        (outcome(paired("faster", 1.1)), 0, "passes: nothing is slower than main"),
+        (outcome(paired("same"), paired("faster", 1.1)), 0, "passes: nothing is slower than main"),
         (outcome(paired("not slower", 1.01)), 0, "passes: nothing is slower than main"),
-        (outcome(paired("same"), paired("slower", 0.9)), 1, "fails: 1 of 2 cells failed"),
-        (
-            outcome(paired("inconclusive"), paired("slower", 0.9)),
-            1,
-            "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive",
-        ),
-        (
-            outcome(paired("same"), paired("inconclusive")),
-            3,
-            "is inconclusive: 1 of 2 cells inconclusive",
-        ),
+        (outcome(paired("same"), SLOWER), 1, "fails: 1 of 2 cells failed"),
+        (outcome(OPEN, SLOWER), 1, "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive"),
+        (outcome(paired("same"), OPEN), 3, "is inconclusive: 1 of 2 cells inconclusive"),
         (outcome(FAILED), 1, "fails: 1 of 1 cell failed"),
         (outcome(OTHER_BITS), 0, "passes: nothing is slower than main"),
         (outcome(OTHER_BITS, compare_bits=True), 1, "fails: 1 of 1 cell failed"),
-        (
-            outcome(OTHER_BITS, compare_bits=True, is_repeatable=False),
-            3,
-            "is inconclusive: 1 of 1 cell inconclusive",
-        ),
+        (outcome(OTHER_BITS, compare_bits=True, is_repeatable=False), 3, "is inconclusive: 1 of 1 cell inconclusive"),
     ],
-)
+)  # fmt: skip
 def test_the_first_line_says_what_the_exit_code_says(
     found: GateOutcome, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,12 +105,20 @@ def test_each_cell_that_does_not_pass_has_a_note() -> None:
     assert "inconclusive, too few measurements" in view.progress_line(unbounded)
 
 
-def test_the_summary_begins_with_the_verdict_and_what_is_wrong() -> None:
-    text = markdown(gate_view(outcome(paired("same"), paired("slower", 0.95)), "nightly"))
-    lines = text.splitlines()
+def test_every_output_begins_with_the_verdict_and_names_the_machine_its_load_and_the_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = outcome(paired("same", seconds=21.0, wall_seconds=362.0), paired("slower", 0.95))
+    comment = markdown(gate_view(found, "nightly"))
+    lines = comment.splitlines()
     assert lines[0] == "### The gate of nightly fails: 1 of 2 cells failed"
     assert len([line for line in lines if line.startswith("| mlp ")]) == 2
     assert lines[-1].startswith("- samples/s of main (f8fea52) and of the working tree")
+    show(gate_view(found, "nightly"))
+    for text in (capsys.readouterr().out, comment.replace("\\", "")):
+        shown = " ".join(text.split())
+        assert "measured in turn on Fast-CPU-2-cores at a load of 7.5 on" in shown
+        assert "21.0 s in 6 min 2 s, 20 pairs" in shown
 
 
 HOSTILE = "x`y` @org/all #1 a[/red]b\n| <img> ![](http://evil) \x1b[31m \ufffe \ud800 ::error::"
@@ -158,16 +150,6 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     (cell,) = found["cells"]
     assert (found["exit_code"], cell["measured"]["ratio"]) == (1, 0.9)
     assert cell["cell"] == {"id": CELL.id, "label": CELL.label}
-
-
-def test_the_machine_its_load_and_the_time_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    found = outcome(paired("same", seconds=21.0, wall_seconds=362.0))
-    show(gate_view(found, "a"))
-    comment = markdown(gate_view(found, "a")).replace("\\", "")
-    for text in (capsys.readouterr().out, comment):
-        words = " ".join(text.split())
-        assert "measured in turn on Fast-CPU-2-cores at a load of 7.5 on" in words
-        assert "21.0 s in 6 min 2 s, 20 pairs" in words
 
 
 def test_equal_code_that_trains_otherwise_each_time_does_not_fail_for_its_bits(
@@ -229,12 +211,8 @@ def test_code_is_imported_from_the_other_tree(
     monkeypatch.setattr(sys, "path", ["/usr/lib/python3", str(tmp_path / "src")])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'more'}{os.pathsep}/elsewhere")
     other = Tree(name="main", top=tmp_path, path=Path("/other"))
-    assert other.python_path.split(os.pathsep) == [
-        "/other",
-        "/other/src",
-        "/other/more",
-        "/elsewhere",
-    ]
+    expected = ["/other", "/other/src", "/other/more", "/elsewhere"]
+    assert other.python_path.split(os.pathsep) == expected
 
 
 def test_a_tree_that_is_reached_through_a_link_is_the_same_tree(tmp_path: Path) -> None:

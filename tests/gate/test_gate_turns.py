@@ -19,18 +19,17 @@ from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
 from harness.core.progress import progress_shown_by
 from harness.gate import paired
-from harness.gate.arms import ArmTurn, TrainingArm
+from harness.gate.arms import TrainingArm
 from harness.gate.paired import Budget
 from harness.gate.pairs import ENDLESS, connect_rank, refuse_different_units
 from harness.gate.turn_worker import TurnSocket, train_in_turns
 from harness.records.assignment import Assignment, write_assignment
 from harness.sweep.cell import Cell, Trial
 from harness.sweep.sweep import load_sweep
-from harness.training.ranks import Ranks
+from tests.gate.test_paired import STEP, Machine, Simulated
 from tests.support.repository import Repository
 from tests.support.running import line_sweep
-
-ALONE = Ranks(rank=0, local_rank=0, world_size=1)
+from tests.support.training import SINGLE_RANK
 
 
 @contextmanager
@@ -65,9 +64,8 @@ def threads(
             trial = Trial(cell=endless, seed=0)
             assignment = Assignment(trial=trial, base_folder=str(base), device="cpu")
             write_assignment(trial_folder.assignment_path, assignment)
-            turn_worker = threading.Thread(
-                target=_train, args=(trial_folder, str(folder / "turns"))
-            )
+            arguments = trial_folder, str(folder / "turns")
+            turn_worker = threading.Thread(target=_train, args=arguments)
             turn_worker.start()
             stack.callback(turn_worker.join)
             connection = stack.enter_context(listening.accept()[0])
@@ -81,22 +79,9 @@ def threads(
 def _train(trial_folder: TrialFolder, path: str) -> None:
     with closing(TurnSocket(path)) as turns, suppress(EOFError, BrokenPipeError):
         try:
-            train_in_turns(trial_folder, ALONE, turns)
+            train_in_turns(trial_folder, SINGLE_RANK, turns)
         except ValueError as error:
             turns.send(failure=f"rank 0: {error}")
-
-
-class EvenArm(TrainingArm):
-    """An arm without a process, each step of which takes equally long."""
-
-    def __init__(self, folder: Path, batch_size: int, step_seconds: float) -> None:
-        super().__init__("even", folder / "launch.log")
-        self.batch_size = batch_size
-        self.step_seconds = step_seconds
-
-    def train(self, steps: int) -> ArmTurn:
-        seconds = [self.step_seconds] * steps
-        return ArmTurn(seconds=seconds, wall_seconds=sum(seconds), losses="")
 
 
 def test_a_turn_is_so_many_steps_wherever_epochs_end(tmp_path: Path) -> None:
@@ -144,11 +129,8 @@ def test_a_look_is_taken_after_every_pair(tmp_path: Path, monkeypatch: pytest.Mo
 def test_each_side_takes_from_its_own_code_what_the_sweep_does_not_set(
     tmp_path: Path, options: dict[str, float], batch_size: int, *, same: bool
 ) -> None:
-    entry = {
-        "uses": "own.py:Slowed",
-        "data": {"source": "digits"},
-        "options": {"dropout": 0.0, **options},
-    }
+    settings = {"dropout": 0.0, **options}
+    entry = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": settings}
     before = Repository(tmp_path / "before", workloads={"own": entry})
     now = Repository(tmp_path / "now", workloads={"own": entry})
     before.write_defaults(lr=0.003, batch_size=64)
@@ -163,11 +145,12 @@ def test_each_side_takes_from_its_own_code_what_the_sweep_does_not_set(
     assert sample.log_ratio == pytest.approx(np.log(rate_b / rate_a))
 
 
-def test_pairs_compare_seconds_a_sample_where_batch_sizes_differ(tmp_path: Path) -> None:
-    arms: dict[str, TrainingArm] = {
-        "a": EvenArm(tmp_path, batch_size=64, step_seconds=0.064),
-        "b": EvenArm(tmp_path, batch_size=16, step_seconds=0.032),
-    }
+def test_pairs_compare_seconds_a_sample_where_batch_sizes_differ() -> None:
+    machine = Machine(rng=np.random.default_rng(0), noise=0.0)
+    arms: dict[str, TrainingArm] = {}
+    for key, batch_size, step_seconds in (("a", 64, 0.064), ("b", 16, 0.032)):
+        arms[key] = Simulated(machine, key, step_seconds / STEP)
+        arms[key].batch_size = batch_size
     sample = paired.sample_pair(arms, 1, 2, 0.1)
     assert (sample.a_fast_seconds, sample.b_fast_seconds) == pytest.approx((0.001, 0.002))
     assert sample.log_ratio == pytest.approx(np.log(1 / 2))
@@ -205,12 +188,8 @@ def test_a_rank_that_connected_before_it_ended_is_reported_with_its_own_message(
     arm = TrainingArm("HEAD", tmp_path / "log")
     with ExitStack() as stack:
         said = "rank 0 on n1: ValueError: the dog\x1b ate\nit"
-        rank = rank_that_sent(stack, failure=said)
-        connect(arm, rank, stack)
-        with pytest.raises(
-            HarnessError,
-            match=r"HEAD: rank 0 on n1: ValueError: the dog ate it; log: ",
-        ):
+        connect(arm, rank_that_sent(stack, failure=said), stack)
+        with pytest.raises(HarnessError, match="HEAD: rank 0 on n1: ValueError: the dog ate it; l"):
             arm.receive(0, 5)
 
 
@@ -222,26 +201,16 @@ def test_an_arm_of_another_protocol_is_refused(tmp_path: Path) -> None:
             connect_rank(rank, {"a": arm}, stack)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "refused"), [("steps/s", "steps/s", False), ("steps/s", None, True)]
-)
-def test_arms_are_compared_in_one_unit(
-    a: str, b: str | None, refused: bool, tmp_path: Path
-) -> None:
+def test_arms_are_compared_in_one_unit(tmp_path: Path) -> None:
     """Samples are counted where a worker says nothing else, as one of an older revision."""
     arms = []
     with ExitStack() as stack:
-        for name, unit in (("main", a), ("HEAD", b)):
+        for name, unit in (("main", {"unit": "steps/s"}), ("HEAD", {})):
             arm = TrainingArm(name, tmp_path / "log")
-            ours, theirs = map(stack.enter_context, socket.socketpair())
-            connect(arm, ours, stack)
-            ready = {"ready": True, "batch_size": 1} | ({"unit": unit} if unit else {})
-            theirs.sendall(f"{json.dumps(ready)}\n".encode())
+            connect(arm, rank_that_sent(stack, ready=True, batch_size=1, **unit), stack)
             arm.wait_until_ready()
             arms.append(arm)
-    if not refused:
-        refuse_different_units(arms)
-        return
+    refuse_different_units([arms[0], arms[0]])
     message = "^throughput is in steps/s in main and samples/s in HEAD, which can't be compared$"
     with pytest.raises(HarnessError, match=message):
         refuse_different_units(arms)

@@ -25,6 +25,7 @@ SWEEP: dict[str, Any] = {
     "seeds": [0, 1],
 }
 OTHER_SPLIT = {**SWEEP["workloads"]["two"], "data": {"source": "digits", "split_seed": 3}}
+WITHOUT_TWO = {"workloads": {"one": SWEEP["workloads"]["one"]}}
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +57,11 @@ def gate(repository: Repository, changes: dict[str, Any], *options: str) -> tupl
     return ended.code, lost + [f"new {label}" for label in found["new"]]
 
 
-def without(*path: str) -> dict[str, Any]:
-    """The sweep's workloads without one of them."""
-    return {"workloads": {key: value for key, value in SWEEP["workloads"].items() if key not in path}}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"matrix": {"batch_size": [32]}},
-        without("two"),
+        WITHOUT_TWO,
         {"length": {"steps": 20}},
         {"warmup": 50},
         {"evaluate": {"steps": 7}},
@@ -81,24 +77,21 @@ def test_what_a_sweep_loses_is_named_and_inconclusive(
     assert "lost two eager fp32 single w0 b64 t1" in differences
 
 
-def test_the_same_sweep_differs_in_nothing(repository: Repository) -> None:
-    assert gate(repository, {"timeout": 60}) == (0, [])
-
-
 def test_what_is_new_is_named_and_neither_measured_nor_failed(
     repository: Repository, measured: list[str]
 ) -> None:
     code, differences = gate(repository, {"matrix": {"batch_size": [32, 64, 128]}})
     assert code == 0
-    assert differences == [
-        "new one eager fp32 single w0 b128 t1",
-        "new two eager fp32 single w0 b128 t1",
-    ]
+    label = "eager fp32 single w0 b128 t1"
+    assert differences == [f"new one {label}", f"new two {label}"]
     assert len(measured) == 4
     assert not any("b128" in label for label in measured)
 
 
-def test_settings_of_the_command_line_are_those_of_both(repository: Repository) -> None:
+def test_the_same_sweep_differs_in_nothing_and_settings_are_those_of_both(
+    repository: Repository,
+) -> None:
+    assert gate(repository, {"timeout": 60}) == (0, [])
     assert gate(repository, {}, "--set", "length={steps: 7}", "--set", "warmup=2") == (0, [])
 
 
@@ -123,7 +116,7 @@ def test_a_sweep_of_the_revision_that_can_not_be_read_is_no_sweep_without_cells(
 
 
 def test_every_output_names_it(repository: Repository, tmp_path: Path) -> None:
-    repository.sweep.write_text(yaml.safe_dump({**SWEEP, **without("two")}), encoding="utf-8")
+    repository.sweep.write_text(yaml.safe_dump({**SWEEP, **WITHOUT_TWO}), encoding="utf-8")
     summary = tmp_path / "gate.md"
     command = ("gate", "--against", "HEAD", str(repository.sweep), "--summary", str(summary))
     ended = harness(*command)
