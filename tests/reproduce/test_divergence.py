@@ -42,12 +42,6 @@ def changed(marks: Sequence[Mark], positions: Sequence[int]) -> list[Mark]:
     return altered
 
 
-def test_equal_traces_do_not_part() -> None:
-    comparison = compare([trace(), trace()], [trace(), trace()])
-    assert comparison.divergence is None
-    assert comparison.compared == 2 * len(trace())
-
-
 @given(positions=st.sets(st.integers(0, len(trace()) - 1), min_size=1), rank=st.integers(0, 3))
 def test_the_first_of_all_differences_is_named_with_its_rank(
     positions: set[int], rank: int
@@ -92,6 +86,8 @@ def test_tensors_of_other_names_are_a_difference(phase: str) -> None:
 
 
 def test_a_phase_that_only_one_trial_has_is_a_difference_and_a_step_is_not() -> None:
+    equal = compare([trace(), trace()], [trace(), trace()])
+    assert (equal.divergence, equal.compared) == (None, 2 * len(trace()))
     state = make_mark(1, AFTER_MICRO_STEPS, "workload state", "average")
     assert not compare([[*trace(), state]], [trace()]).is_same
     later = make_mark(STEPS + 1, AFTER_MICRO_STEPS, "optimizer")

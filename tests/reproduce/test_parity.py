@@ -39,12 +39,7 @@ class InProcessTracer:
     steps: dict[str, int] = field(default_factory=dict)  # of the last run of each name
 
     def trace(
-        self,
-        name: str,
-        traced: TracedTrial,
-        recording: Recording,
-        *,
-        continued: TracedRun | None = None,
+        self, name: str, traced: TracedTrial, recording: Recording, *, continued: object = None
     ) -> TracedRun:
         """Train, and return the folder of the trial and its trace."""
         self.runs += 1
@@ -55,9 +50,8 @@ class InProcessTracer:
         folder.path.mkdir()
         state = TrainingState()
         assignment = Assignment(trial=traced.trial, base_folder="")
-        # A cell of two threads stands for one with a defect: it has another dropout.
+        # A cell of two threads stands for one with a defect, and one of three differs in its state only.
         dropout = 0.2 if cell.axes.num_threads == 2 else 0.1
-        # One of three differs in its workload's own state only.
         average = 0.25 if cell.axes.num_threads == 3 else 0.5
         options = Options(dropout=dropout, samples=64, average=average, validation=self.validation)
         workload = LineFit(options, Settings())
@@ -73,23 +67,16 @@ class InProcessTracer:
         return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)
 
 
-def line(folder: Path, *cells: dict[str, Any]) -> Sweep:
+def line(folder: Path, *cells: dict[str, Any], **more: Any) -> Sweep:
     """Return a sweep of one-rank cells: the plain one, and those with other settings."""
-    keys = {"include": [{"strategy": "single"}, *cells], "length": {"steps": 8}}
+    keys = {"include": [{"strategy": "single"}, *cells], "length": {"steps": 8}, **more}
     return load_sweep(line_sweep(folder, {"line": {"axes": {"batch_size": 32}}}, **keys))
 
 
 def measure(sweep: Sweep, tracer: InProcessTracer) -> SweepParity:
     """Return the parity of a sweep."""
     plan = plan_parity(sweep, "")
-    return measure_parity(
-        sweep,
-        plan,
-        tracer,  # type: ignore[arg-type]
-        seed=0,
-        margin=0.01,
-        on_cell=lambda cell: None,
-    )
+    return measure_parity(sweep, plan, tracer, seed=0, margin=0.01, on_cell=lambda cell: None)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -119,41 +106,26 @@ def test_loader_workers_change_no_bit(parity: dict[str, CellParity]) -> None:
     assert cell.compared > 50
 
 
-def test_another_optimizer_implementation_stays_within_rounding(
-    parity: dict[str, CellParity],
+@pytest.mark.parametrize(
+    ("name", "rung", "phases", "differing"),
+    [
+        ("optimizer", "rounding", ["optimizer state", "optimizer"], "optimizer_impl"),
+        ("bf16", None, ["forward"], "precision"),
+        ("defect", None, ["forward"], "num_threads"),
+        ("state", None, ["workload state"], "num_threads"),
+    ],
+)
+def test_what_differs_is_named_and_beyond_the_fp64_rule_unless_it_is_rounding(
+    parity: dict[str, CellParity], name: str, rung: str | None, phases: list[str], differing: str
 ) -> None:
-    cell = parity["optimizer"]
-    assert cell.tensor_rung == "rounding"
+    cell = parity[name]
+    assert (cell.tensor_rung, list(cell.differing)) == (rung, [differing])
     assert cell.first_difference is not None
-    assert cell.first_difference.phase in ("optimizer state", "optimizer")
-    assert list(cell.differing) == ["optimizer_impl"]
-
-
-def test_a_lower_precision_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None:
-    cell = parity["bf16"]
-    assert cell.tensor_rung is None
-    assert cell.first_difference is not None
-    assert (cell.first_difference.step, cell.first_difference.phase) == (1, "forward")
-    assert list(cell.differing) == ["precision"]
     assert cell.worst is not None
-    assert (cell.worst.excess or 0) > 10
-
-
-def test_a_defect_is_beyond_the_fp64_rule(parity: dict[str, CellParity]) -> None:
-    cell = parity["defect"]
-    assert cell.tensor_rung is None
-    assert list(cell.differing) == ["num_threads"]
-    assert cell.worst is not None
-    assert (cell.worst.excess or 0) > 10
-
-
-def test_another_state_of_the_workload_itself_is_seen(parity: dict[str, CellParity]) -> None:
-    cell = parity["state"]
-    assert cell.tensor_rung is None
-    assert cell.first_difference is not None
-    assert (cell.first_difference.step, cell.first_difference.phase) == (2, "workload state")
-    assert cell.worst is not None
-    assert cell.worst.name.startswith("workload state average")
+    assert cell.first_difference.phase in phases
+    assert cell.first_difference.step == (2 if name == "state" else 1)
+    assert ((cell.worst.excess or 0) > 10) is (rung is None)
+    assert cell.worst.name.startswith("workload state average") is (name == "state")
 
 
 def test_a_cell_that_fails_and_one_that_is_meant_to_differ(parity: dict[str, CellParity]) -> None:
@@ -161,35 +133,28 @@ def test_a_cell_that_fails_and_one_that_is_meant_to_differ(parity: dict[str, Cel
     assert parity["batch"].by_design == ["batch_size"]
 
 
-def test_a_reference_that_does_not_repeat_is_named(tmp_path: Path) -> None:
-    sweep = line(tmp_path, {"num_threads": 2})
-    measured = measure(sweep, InProcessTracer(tmp_path, noise=1e-3))
+UNREPEATABLE = "run twice in fp64, it differs by more than rounding errors"
+
+
+@pytest.mark.parametrize(
+    ("noise", "problem", "rung"), [(1e-3, UNREPEATABLE, None), (1e-9, None, "rounding")]
+)
+def test_a_reference_that_does_not_repeat_is_named(
+    tmp_path: Path, noise: float, problem: str | None, rung: str | None
+) -> None:
+    """In fp64 its runs are as far apart, so nothing passes for rounding errors but what is."""
+    sweep = line(tmp_path, {"optimizer_impl": "fused"})
+    measured = measure(sweep, InProcessTracer(tmp_path, noise=noise))
     (reference,) = measured.references
     assert reference.control is not None
     assert reference.control.phase == "parameters"
-    # In fp64 its runs are as far apart, so nothing passes for rounding errors.
-    assert reference.fp64_problem == "run twice in fp64, it differs by more than rounding errors"
-    assert measured.cells[0].tensor_rung is None
-
-
-def test_rounding_errors_that_vary_are_held_against_fp64(tmp_path: Path) -> None:
-    sweep = line(tmp_path, {"optimizer_impl": "fused"})
-    measured = measure(sweep, InProcessTracer(tmp_path, noise=1e-9))
-    (reference,) = measured.references
-    assert reference.control is not None
-    assert reference.fp64_problem is None
-    assert measured.cells[0].tensor_rung == "rounding"
+    assert (reference.fp64_problem, measured.cells[0].tensor_rung) == (problem, rung)
 
 
 def test_the_run_in_fp64_goes_on_where_the_reference_stops(tmp_path: Path) -> None:
-    keys = {"length": {"steps": 8}, "evaluate": {"steps": 2}}
-    stop = {"metric": "target", "goal": 1e9}
-    cells = [{"strategy": "single"}, {"optimizer_impl": "fused"}]
-    path = line_sweep(
-        tmp_path, {"line": {"axes": {"batch_size": 32}}}, include=cells, stop=stop, **keys
-    )
+    early = {"stop": {"metric": "target", "goal": 1e9}, "evaluate": {"steps": 2}}
     tracer = InProcessTracer(tmp_path, validation=32)
-    measured = measure(load_sweep(path), tracer)
+    measured = measure(line(tmp_path, {"optimizer_impl": "fused"}, **early), tracer)
     assert tracer.steps == {"reference": 2, "control": 2, "fp64": 8, "cell": 2}
     assert measured.references[0].fp64_problem is None
     assert measured.cells[0].tensor_rung in ("bitwise", "rounding")
@@ -203,13 +168,11 @@ def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -
     plan = plan_parity(sweep, "num_threads=2, batch_size=64")
     assert [group.reference.axes.num_threads for group in plan.groups] == [2]
     assert [list(cell.by_design) for cell in plan.by_design] == [["batch_size"]] * 2
-
-
-def test_cells_of_other_options_are_not_meant_to_agree(tmp_path: Path) -> None:
-    matrix = {"options.dropout": [0.0, 0.5], "num_threads": [1, 2]}
-    plan = plan_parity(load(tmp_path, matrix=matrix), "")
+    # And cells of other options are not meant to agree.
+    sweep = load(tmp_path, matrix={"options.dropout": [0.0, 0.5], "num_threads": [1, 2]})
+    plan = plan_parity(sweep, "")
     assert [group.reference.level("options.dropout") for group in plan.groups] == [0.0, 0.5]
-    plan = plan_parity(load(tmp_path, matrix=matrix), "options.dropout=0.5")
+    plan = plan_parity(sweep, "options.dropout=0.5")
     assert [list(cell.by_design) for cell in plan.by_design] == [["options.dropout"]] * 2
 
 

@@ -16,7 +16,7 @@ from harness.reproduce.rebuild import (
     rebuild_profile,
     rebuild_sweep,
 )
-from harness.sweep.cell import Trial
+from harness.sweep.cell import Cell, Trial
 from harness.sweep.sweep import Sweep
 from tests.support import sweeps
 
@@ -41,6 +41,11 @@ def planned(folder: Path) -> Sweep:
         "mlp": {"data": {"source": "digits"}},
     }
     return sweeps.load(folder, workloads, matrix={"precision": ["bf16"], "batch_size": [16]})
+
+
+def differing(a: Cell, b: Cell) -> list[str]:
+    fields = [trial_fields(Trial(cell=cell, seed=0)) for cell in (a, b)]
+    return [entry.field for entry in differences(*fields)]
 
 
 def test_the_same_cells_come_back_without_the_sweep_file(tmp_path: Path) -> None:
@@ -69,10 +74,7 @@ def test_a_changed_byte_of_the_data_is_named(tmp_path: Path) -> None:
     file = tmp_path / "data" / "train.csv"
     file.write_text(CSV.replace("word3", "wort3", 1), encoding="utf-8")
     rebuilt = rebuild_cell(cell, tmp_path, ())
-    found = differences(
-        trial_fields(Trial(cell=cell, seed=0)), trial_fields(Trial(cell=rebuilt, seed=0))
-    )
-    assert [entry.field for entry in found] == ["data.path"]
+    assert differing(cell, rebuilt) == ["data.path"]
     assert rebuilt.id != cell.id
 
 
@@ -82,15 +84,9 @@ def test_a_changed_default_is_named_and_the_recorded_value_runs(tmp_path: Path) 
     settings = {**cell.workload.settings, "options.dropout": 0.7}
     recorded = replace(cell, workload=replace(cell.workload, settings=settings))
     rebuilt = rebuild_cell(recorded, tmp_path, ())
-    found = differences(
-        trial_fields(Trial(cell=recorded, seed=0)), trial_fields(Trial(cell=rebuilt, seed=0))
-    )
-    assert [entry.field for entry in found] == ["options.dropout"]
+    assert differing(recorded, rebuilt) == ["options.dropout"]
     assert rebuilt.workload.options["dropout"] == 0.7
-
-
-def test_a_setting_that_is_gone_is_bad_input(tmp_path: Path) -> None:
-    cell = planned(tmp_path).cells[1]
+    # A setting that is gone is bad input.
     settings = {**cell.workload.settings, "options.former": 1}
     recorded = replace(cell, workload=replace(cell.workload, settings=settings))
     with pytest.raises(BadInput, match=r"options\.former: unknown key"):

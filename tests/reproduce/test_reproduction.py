@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness.core.paths import Results
+from harness.core.errors import BadInput
+from harness.core.paths import Results, SweepFolder
 from harness.launch.runner import TrialListener
 from harness.records.files import write_record
 from harness.records.record import Record
 from harness.reproduce import reproduction, rerun
 from harness.reproduce.reproduction import ReproductionVerdict, reproduce
-from harness.reproduce.rerun import MakeListener, Original, Prepared, run_again
+from harness.reproduce.rerun import MakeListener, Original, Prepared, recorded_stack, run_again
 from harness.reproduce.source import Source
-from harness.sweep.cell import Cell, StopRule
+from harness.sweep.cell import Cell, Stack, StopRule
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
 from tests.factories import make_cell, make_record, with_ranks
+from tests.launch.test_stack import READY
 
 
 def with_losses(record: Record, factor: float) -> Record:
@@ -42,6 +44,26 @@ def on_another_torch(record: Record) -> Record:
     return replace(record, environment=replace(record.environment, software=software))
 
 
+@dataclass
+class OtherRuns:
+    """Takes the place of `run_again`: a run of a trial has other losses each time, on another torch."""
+
+    record: Record
+    cells: list[Cell] = field(default_factory=list)  # of all runs
+
+    def __call__(
+        self, entries: Sequence[Prepared], results: Results, make_listener: MakeListener
+    ) -> dict[str, Record]:
+        records = {}
+        for entry in entries:
+            self.cells.append(entry.trial.cell)
+            again = on_another_torch(with_losses(self.record, 1 + 0.1 * len(self.cells)))
+            folder = results.sweep_folder(again.sweep).trial_folder(again.trial.id)
+            write_record(folder.record_path, again)
+            records[entry.original.record.trial.id] = again
+        return records
+
+
 def no_listener(sweep: Sweep) -> AbstractContextManager[TrialListener]:
     raise AssertionError("nothing runs")
 
@@ -58,36 +80,27 @@ def prepare(record: Record, folder: Path) -> Prepared:
     )
 
 
-def reproduced(prepared: Sequence[Prepared], folder: Path) -> ReproductionVerdict:
-    """Return the verdict on trials that a test has prepared and runs itself."""
-    originals = [entry.original for entry in prepared]
-    return reproduce("demo", originals, None, (), "rounding", folder, no_listener, lambda _: None)
+def reproduced(
+    prepared: Prepared, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ReproductionVerdict, OtherRuns]:
+    """Return the verdict on a trial that runs otherwise each time, and the runs that there were."""
+    runs = OtherRuns(prepared.original.record)
+    monkeypatch.setattr(reproduction, "run_again", runs)
+    monkeypatch.setattr(reproduction, "prepare", lambda *_: [prepared])
+    originals = [prepared.original]
+    verdict = reproduce(
+        "demo", originals, None, (), "rounding", folder, no_listener, lambda _: None
+    )
+    return verdict, runs
 
 
 def test_the_exact_run_of_a_trial_in_double_precision_replaces_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cell is that of the trial itself, and so is its id."""
-    record = make_record(make_cell(precision="fp64"))
-    prepared = prepare(record, tmp_path)
-    runs: list[Record] = []  # each with other numbers, as the trial is not deterministic
-
-    def run_again(
-        entries: Sequence[Prepared], results: Results, make_listener: MakeListener
-    ) -> dict[str, Record]:
-        records: dict[str, Record] = {}
-        for entry in entries:
-            again = on_another_torch(with_losses(record, 1 + 0.1 * (len(runs) + 1)))
-            runs.append(again)
-            folder = results.sweep_folder(again.sweep).trial_folder(again.trial.id)
-            write_record(folder.record_path, again)
-            records[entry.original.record.trial.id] = again
-        return records
-
-    monkeypatch.setattr(reproduction, "run_again", run_again)
-    monkeypatch.setattr(reproduction, "prepare", lambda *_: [prepared])
-    verdict = reproduced([prepared], tmp_path)
-    assert len(runs) == 3
+    prepared = prepare(make_record(make_cell(precision="fp64")), tmp_path)
+    verdict, runs = reproduced(prepared, tmp_path, monkeypatch)
+    assert len(runs.cells) == 3
     assert verdict.trials[0].agreement is not None
     assert verdict.trials[0].agreement.fp64_problem == "not deterministic"
     assert len(list(tmp_path.glob("*/runs/demo/*/record.json"))) == 3
@@ -99,23 +112,11 @@ def test_the_run_in_double_precision_of_a_trial_that_stopped_early_has_no_rule_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own losses, it might stop at another evaluation."""
-    record = make_record(make_cell())
-    prepared = prepare(record, tmp_path)
-    cell = replace(record.trial.cell, stop=StopRule(patience=1))
+    prepared = prepare(make_record(make_cell()), tmp_path)
+    cell = replace(prepared.trial.cell, stop=StopRule(patience=1))
     prepared = replace(prepared, trial=replace(prepared.trial, cell=cell))
-    ran: list[Cell] = []
-
-    def run_again(
-        entries: Sequence[Prepared], results: Results, make_listener: MakeListener
-    ) -> dict[str, Record]:
-        ran.extend(entry.trial.cell for entry in entries)
-        again = on_another_torch(with_losses(record, 1 + 0.1 * len(ran)))
-        return {entry.original.record.trial.id: again for entry in entries}
-
-    monkeypatch.setattr(reproduction, "run_again", run_again)
-    monkeypatch.setattr(reproduction, "prepare", lambda *_: [prepared])
-    reproduced([prepared], tmp_path)
-    rules = [(cell.axes.precision, cell.stop) for cell in ran]
+    _, runs = reproduced(prepared, tmp_path, monkeypatch)
+    rules = [(cell.axes.precision, cell.stop) for cell in runs.cells]
     assert rules == [("fp32", StopRule(patience=1)), ("fp64", None), ("fp64", None)]
 
 
@@ -138,3 +139,32 @@ def test_trials_of_several_versions_of_the_code_have_a_sweep_each(
     records = run_again(prepared, Results(tmp_path), no_listener)
     assert groups == [("demo", 2), ("demo-2", 1)]
     assert len(records) == 3
+
+
+@pytest.mark.parametrize(
+    ("with_list", "message"),
+    [
+        (True, "stack old at /envs/old/bin/python: found torch==2.12.0; allowed: torch==2.11.0$"),
+        (False, "found other packages; allowed: those that were recorded$"),
+    ],
+    ids=["listed", "list gone"],
+)
+def test_a_stack_that_has_other_packages_by_now_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_list: bool, message: str
+) -> None:
+    record, sweep_folder = make_record(), SweepFolder(tmp_path)
+    assert record.environment is not None
+    environment = replace(record.environment, installed=READY.installed)
+    recorded = Original(replace(record, environment=environment), sweep_folder)
+    if with_list:
+        pins = sweep_folder.packages_path(READY.installed)
+        pins.parent.mkdir(parents=True)
+        pins.write_text(READY.pins)
+    cell = replace(make_cell(), stack=Stack(python=READY.python))
+    assert recorded_stack(recorded, make_cell(), tmp_path) is None
+    monkeypatch.setattr(rerun, "ready_stack", lambda *_: READY)
+    assert recorded_stack(recorded, cell, tmp_path) is READY
+    upgraded = replace(READY, packages={**READY.packages, "torch": "2.12.0"})
+    monkeypatch.setattr(rerun, "ready_stack", lambda *_: upgraded)
+    with pytest.raises(BadInput, match=message):
+        recorded_stack(recorded, cell, tmp_path)
