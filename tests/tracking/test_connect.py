@@ -32,34 +32,28 @@ from harness.tracking.connect import (
     [
         ("https://host:5000/x", "https://host:5000/x"),
         ("https://me:hunter2@host/x?token=hunter2#hunter2", "https://host/x"),
-        ("https://hunter2@host/x", "https://host/x"),
         ("https://u:hun/ter2@host/x", "https://host/x"),
         ("https://u:hun?ter2@host/x", "https://…"),
         ("postgresql://u:hunter2@host:5432/db", "postgresql://host:5432/db"),
         ("postgresql+psycopg2://u:hun/ter2@host/db", "postgresql+psycopg2://host/db"),
         ("postgresql://u:hunt@er2@host/db", "postgresql://host/db"),
         ("postgresql://host/db?password=hun@ter2", "postgresql://…"),
-        ("postgresql://u:12345/hunter2@host/db", "postgresql://host/db"),
         ("postgresql://host/db?user=u&password=hunter2", "postgresql://host/db"),
         ("postgresql://u/v:hunter2@host:port/db", "postgresql://host:port/db"),
         ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", "mssql+pyodbc:///"),
         ("mysql://u:hunter2@[::1]:3306/db", "mysql://[::1]:3306/db"),
         ("sqlite:////home/me/mlflow.db?mode=ro", "sqlite:////home/me/mlflow.db"),
         ("databricks", "databricks"),
-        ("ftp://u:hunter2@host", "ftp://host"),
     ],
 )
 def test_uri_is_shown_without_credentials_and_query(uri: str, expected: str) -> None:
     assert shown_uri(uri) == expected
 
 
-def test_refused_uri_is_named_without_its_password() -> None:
+def test_no_message_repeats_a_password() -> None:
     with pytest.raises(BadInput, match="'ftp://host'") as refusal:
         check_uri("ftp://u:hun/ter2@host")
     assert "ter2" not in str(refusal.value)
-
-
-def test_message_of_a_store_that_fails_repeats_no_password() -> None:
     uri = "postgresql://u:hun%2Fter2@host/db"
     trouble = describe_trouble(uri, OSError(f"can't connect to {uri}"))
     assert trouble == "MLflow at postgresql://host/db: can't connect to postgresql://host/db"
@@ -72,11 +66,9 @@ def test_a_damaged_database_is_named_with_what_to_do(tmp_path: Path) -> None:
         database.executemany("insert into t values (?)", [("x" * 500,)] * 100)
         database.commit()
     path.write_bytes(path.read_bytes()[:-5000])  # as a file system leaves it that lost power
-    uri = f"sqlite:///{path}"
-    with pytest.raises(
-        TrackerDown, match=rf"^MLflow at {uri}: .*damaged: move it away, .* collect"
-    ):
-        connect(uri)
+    named = rf"^MLflow at sqlite:///{path}: .*damaged: move it away, .* collect"
+    with pytest.raises(TrackerDown, match=named):
+        connect(f"sqlite:///{path}")
 
 
 def test_the_status_of_a_server_that_fails_is_the_reason() -> None:

@@ -90,27 +90,26 @@ def test_the_run_of_a_trial_shows_its_record(delivered: DeliveredSweep) -> None:
     record = delivered.records[2]
     shown = delivered.shown["mlp eager bf16 ddp×2 w0 b64 t1 seed 0"]
     assert record.loss is not None
-    assert (
-        shown["params"].items()
-        >= {"precision": "bf16", "world_size": "2", "options.hidden": "[256, 128]"}.items()
-    )
-    assert (
-        shown["params"].items()
-        >= {"length": "20 steps", "data.source": "digits", "seed": "0"}.items()
-    )
+    params = {
+        "precision": "bf16", "world_size": "2", "options.hidden": "[256, 128]", "length": "20 steps",
+        "data.source": "digits", "seed": "0",
+    }  # fmt: skip
+    assert shown["params"].items() >= params.items()
     assert shown["times"] == (round(record.started * 1000), round(record.ended * 1000))
-    assert [(step, value) for step, value, _ in shown["metrics"]["loss"]] == list(
-        enumerate(record.loss, 1)
-    )
-    assert [(step, value) for step, value, _ in shown["metrics"]["accuracy"]] == [
-        (10, 0.45),
-        (20, 0.9),
-    ]
-    assert [value for _, value, _ in shown["metrics"]["throughput_samples_per_s"]] == [
-        record.numbers[RATE]
-    ]
-    assert [value for _, value, _ in shown["metrics"]["memory_resident_mib"]] == [301.0]
-    assert [value for _, value, _ in shown["metrics"]["memory_training_mib"]] == [101.0]
+    points = {
+        name: [(step, value) for step, value, _ in series]
+        for name, series in shown["metrics"].items()
+    }
+    assert points["loss"] == list(enumerate(record.loss, 1))
+    assert points["accuracy"] == [(10, 0.45), (20, 0.9)]
+    numbers = {
+        RATE: record.numbers[RATE],
+        "memory_resident_mib": 301.0,
+        "memory_training_mib": 101.0,
+    }
+    assert {name: points[name] for name in numbers} == {
+        name: [(0, value)] for name, value in numbers.items()
+    }
     (columns,) = [name for name in shown["artifacts"] if name.endswith(".npz")]
     assert set(shown["artifacts"]) - {columns} == {
         "environment.json", "logs/launch.log", "logs/rank0.log", "record.json",
@@ -193,12 +192,10 @@ def test_two_processes_at_once_create_each_run_once_and_print_nothing(tmp_path: 
     results = Results(tmp_path)
     small_sweep(results.sweep_folder("demo"))
     command = [sys.executable, "-c", DELIVER, str(tmp_path)]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=200)[0].decode() for process in both]
-    assert ([process.returncode for process in both], outputs) == ([0, 0], ["", ""])
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    both = [subprocess.Popen(command, text=True, **streams) for _ in range(2)]
+    assert [process.communicate(timeout=200)[0] for process in both] == ["", ""]
+    assert [process.returncode for process in both] == [0, 0]
     assert len(by_label(f"sqlite:///{results.database}", "demo")) == 6
 
 
@@ -211,25 +208,20 @@ def test_two_results_folders_can_share_a_store(results: Results, tmp_path: Path)
     assert len(runs_of(uri, "demo")) == 12
 
 
-def test_a_delivery_replaces_a_lock_file_that_is_no_text(
-    results: Results, folder: SweepFolder
-) -> None:
-    write_sweep(folder, [make_record()])
-    Path(f"{results.database}.lock").write_bytes(b"\xff\xfe")
-    assert Tracker(results).deliver(folder).delivered == 1
-
-
 def test_a_delivery_waits_for_another_one_and_not_for_ever(
     results: Results, folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And replaces a lock file that is no text."""
     write_sweep(folder, [make_record()])
     monkeypatch.setattr(tracker_module, "LOCK_TIMEOUT", 0.1)
-    with Path(f"{results.database}.lock").open("a") as other:
+    lock = Path(f"{results.database}.lock")
+    lock.write_bytes(b"\xff\xfe")
+    late = r"^MLflow: waited 0\.1 s for \S+\.lock, which another"
+    with lock.open("a") as other:
         assert lock_file(other, 0)
-        with pytest.raises(
-            TrackerDown, match=r"^MLflow: waited 0\.1 s for \S+\.lock, which another"
-        ):
+        with pytest.raises(TrackerDown, match=late):
             Tracker(results).deliver(folder)
+    assert Tracker(results).deliver(folder).delivered == 1
 
 
 def test_trials_delivered_one_by_one_look_the_same_as_all_at_once(
@@ -254,10 +246,9 @@ def test_growing_a_finished_sweep_keeps_what_a_user_wrote_on_its_runs(
     """And a metric that no longer holds is not a number."""
     cells = [make_cell(), make_cell(precision="bf16")]
     records = []
-    for seed in range(3):
-        for number, cell in enumerate(cells):
-            started = 1_700_000_000.0 + 100 * (2 * seed + number)
-            records.append(make_record(cell, seed=seed, started=started))
+    for number in range(6):
+        started = 1_700_000_000.0 + 100 * number
+        records.append(make_record(cells[number % 2], seed=number // 2, started=started))
     write_sweep(folder, records)
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     delivery = tracker.deliver(folder)
@@ -269,19 +260,16 @@ def test_growing_a_finished_sweep_keeps_what_a_user_wrote_on_its_runs(
             client.set_tag(run.info.run_id, "mine", "for the paper")
             client.set_tag(run.info.run_id, DESCRIPTION_TAG, "my note")
             client.log_metric(run.info.run_id, "my_cost", 3.0)
-    failed = make_record(cells[1], seed=0, status="failed", attempt=2)
-    write_trial(folder, failed)
-    for record in records[3:]:
-        if record.trial.cell.id == cells[1].id:
-            write_trial(folder, make_record(cells[1], seed=record.trial.seed, status="failed"))
+    for seed in range(3):
+        write_trial(folder, make_record(cells[1], seed=seed, status="failed", attempt=2))
     write_trial(folder, make_record(seed=7, sweep="demo"))
     write_spec_of(folder, "demo", [record.trial for record in records])
     tracker.deliver(folder)
     after = {run.info.run_id: run for run in runs_of(uri, "demo")}
     for run in before.values():
-        assert after[run.info.run_id].data.tags["mine"] == "for the paper"
-        assert after[run.info.run_id].data.tags[DESCRIPTION_TAG] == "my note"
-        assert after[run.info.run_id].data.metrics["my_cost"] == 3.0
+        data = after[run.info.run_id].data
+        assert (data.tags["mine"], data.tags[DESCRIPTION_TAG]) == ("for the paper", "my note")
+        assert data.metrics["my_cost"] == 3.0
     experiment = client.get_experiment(delivery.experiment_id)
     assert experiment.tags[DESCRIPTION_TAG] == "Ours, for the paper."
     cell_run = after[before["mlp eager bf16 single w0 b64 t1"].info.run_id]

@@ -16,7 +16,6 @@ from harness.analysis.result import aggregate
 from harness.analysis.sweep_result import SweepResult
 from harness.records.record import (
     Compiled,
-    Evaluation,
     Interruption,
     LossScale,
     Record,
@@ -28,7 +27,6 @@ from harness.tracking.contents import (
     RunContents,
     cell_contents,
     curves,
-    evenly_spaced,
     trial_contents,
 )
 from harness.tracking.pages import VIEW_TAG, experiment_tags
@@ -50,20 +48,13 @@ def contents_of(*records: Record, parity: SweepParity | None = None) -> list[Run
     return shown
 
 
-@pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 1999, 123_456])
-def test_thinning_keeps_both_ends_and_is_even(count: int) -> None:
-    indices = evenly_spaced(count, CURVE_POINTS)
-    assert (indices[0], indices[-1], len(indices)) == (0, count - 1, min(count, CURVE_POINTS))
-    gaps = np.diff(indices)
-    assert not len(gaps) or gaps.max() - gaps.min() <= 1
-
-
 def test_a_long_loss_curve_is_thinned_and_ends_where_the_training_ended() -> None:
     record = make_record(make_cell(steps=3000))
     points = [point for point in curves(record) if point.key == "loss"]
     assert record.loss is not None
     assert len(points) == CURVE_POINTS
     assert (points[0].step, points[-1].step) == (1, 3000)
+    assert set(np.diff([point.step for point in points])) <= {3, 4}
     assert points[-1].value == record.loss[-1]
 
 
@@ -79,29 +70,11 @@ def test_steps_without_a_reported_loss_have_no_point(steps: list[int]) -> None:
 
 def test_curves_run_in_the_time_of_the_record() -> None:
     record = make_record(make_cell(steps=100), step_seconds=0.1)
-    times = [
-        point.timestamp / 1000 - record.started for point in curves(record) if point.key == "loss"
-    ]
+    points = [point for point in curves(record) if point.key == "loss"]
+    times = [point.timestamp / 1000 - record.started for point in points]
     assert times == sorted(times)
     assert times[0] == pytest.approx(2.5 + 0.1, abs=0.02)  # after start-up and building
     assert times[-1] == pytest.approx(2.5 + 10, abs=0.3)  # without the nine evaluations in between
-
-
-def test_a_metric_never_shares_a_name_with_another() -> None:
-    record = make_record()
-    assert record.rank0
-    evaluation = Evaluation(
-        step=20,
-        epoch=2.0,
-        metrics={"accuracy": 0.5, "loss": 1.0, "top@5": 0.7},
-        seconds=0.1,
-        started_at=record.started + 4,
-    )
-    record = replace(record, rank0=replace(record.rank0, evaluations=(evaluation,)))
-    values = {point.key: point.value for point in curves(record) if point.step == 20}
-    assert values["test_loss"] == 1.0
-    assert values["loss"] != 1.0
-    assert values["top_5"] == 0.7
 
 
 def test_metrics_of_any_name_have_names_that_mlflow_takes_and_that_differ() -> None:
@@ -114,7 +87,8 @@ def test_metrics_of_any_name_have_names_that_mlflow_takes_and_that_differ() -> N
     record = replace(record, rank0=replace(record.rank0, evaluations=evaluations))
     points = {point.key: point.value for point in curves(record)}
     assert set(metrics.values()) <= set(points.values())
-    assert points["top_5"] == 2.0
+    assert (points["top_5"], points["test_loss"]) == (2.0, metrics["loss"])
+    assert points["loss"] not in metrics.values()
     for name in points:
         assert re.fullmatch(r"[\w./ -]{1,250}", name), name
         assert posixpath.normpath(name) == name.removeprefix("/") != "..", name
@@ -124,52 +98,39 @@ def test_compilation_and_loss_scaling_have_numbers() -> None:
     record = make_record(make_cell(strategy="ddp", world_size=2))
     quiet = Compiled(graphs=1, graph_breaks={}, recompiles=0, seconds=2.0)
     broken = replace(quiet, graphs=3, graph_breaks={"a call": 1, "a print": 2}, recompiles=1)
+    scale = LossScale(scale=1024.0, skipped_steps=2)
     ranks = [
-        replace(rank, compiled=compiled, loss_scale=LossScale(scale=1024.0, skipped_steps=2))
+        replace(rank, compiled=compiled, loss_scale=scale)
         for rank, compiled in zip(record.ranks, (quiet, broken), strict=True)
     ]
     numbers = with_ranks(record, ranks).numbers
-    shown = {
-        name: value
-        for name, value in numbers.items()
-        if name.startswith(("compile_", "loss_scale"))
-    }
-    assert shown == {
+    assert {name: numbers[name] for name in numbers.keys() - record.numbers.keys()} == {
         "compile_graphs": 3, "compile_graph_breaks": 3, "compile_recompiles": 1,
         "loss_scale": 1024, "loss_scale_skipped_steps": 2,
     }  # fmt: skip
-    assert not {name for name in record.numbers if name.startswith(("compile_", "loss_scale"))}
 
 
 def test_a_checkpoint_that_was_passed_over_is_described() -> None:
     record = make_record()
     rank = replace(record.ranks[0], refused_checkpoints=["resume/step-000000200: damaged"])
-    changed = with_ranks(record, [rank, *record.ranks[1:]])
-    contents = trial_contents(changed, "a cell", 1)
-    note = "not resumed from resume/step-000000200: damaged"
-    assert note in contents.description
+    contents = trial_contents(with_ranks(record, [rank]), "a cell", 1)
+    assert "not resumed from resume/step-000000200: damaged" in contents.description
 
 
 def test_interruptions_are_described_and_counted() -> None:
-    """A cell has the sum over its trials; a trial without interruptions does not mention them."""
+    """A trial without interruptions does not mention them."""
     taken_up = [
         Interruption(step=8, at=BEGUN, signal="SIGUSR2", lost_seconds=1.5),
         Interruption(step=12, at=BEGUN, signal=None, lost_seconds=2),
     ]
-    calm, once, twice = make_record(), make_record(seed=1), make_record(seed=2)
-    once = with_ranks(once, [replace(once.ranks[0], interruptions=taken_up[:1])])
-    twice = with_ranks(twice, [replace(twice.ranks[0], interruptions=taken_up)])
-    assert (
-        twice.numbers["harness.interruptions"],
-        twice.numbers["harness.interruptions_lost_s"],
-    ) == (2, 3.5)
+    calm = make_record()
+    twice = with_ranks(calm, [replace(calm.ranks[0], interruptions=taken_up)])
+    assert twice.numbers["harness.interruptions"] == 2
+    assert twice.numbers["harness.interruptions_lost_s"] == 3.5
     contents = trial_contents(twice, "a cell", 1)
     note = "interrupted by SIGUSR2 after step 8: 1.5 s lost"
     assert f"**resumed**\n- {note}\n- ended without a signal after step 12" in contents.description
-    undisturbed = trial_contents(calm, "a cell", 1)
-    assert "interruptions" not in str(undisturbed.tags) + str(
-        [metric.key for metric in undisturbed.metrics]
-    )
+    assert "interruptions" not in str(trial_contents(calm, "a cell", 1))
 
 
 def test_a_trial_that_stopped_says_when_and_why() -> None:
@@ -180,11 +141,10 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
     assert note in contents.description
     assert record.rank0 is not None
     assert record.rank0.stop is not None
-    whole = replace(record.rank0.stop, reason="length")
-    assert (
-        stop_note(replace(record, rank0=replace(record.rank0, stop=whole)))
-        == "trained for its whole length: 3 epochs (step 30), best loss at 3"
+    whole = replace(
+        record, rank0=replace(record.rank0, stop=replace(record.rank0.stop, reason="length"))
     )
+    assert str(stop_note(whole)).startswith("trained for its whole length: 3 epochs (step 30), ")
     assert contents.params["stop"] == "loss: patience 2"
     numbers = record.numbers
     assert (numbers["epochs"], numbers["epochs_to_best"]) == (3, 3)

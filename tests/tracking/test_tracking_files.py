@@ -27,9 +27,8 @@ def test_logs_are_cut_and_the_record_is_exact(
     record = make_record()
     write_sweep(folder, [record], logs="x" * 99 + "\n")
     trial_folder = folder.trial_folder(record.trial.id)
-    trial_folder.rank_log(0).write_text(
-        "".join(f"line {at}\n" for at in range(200_000)), encoding="utf-8"
-    )
+    lines = "".join(f"line {at}\n" for at in range(200_000))
+    trial_folder.rank_log(0).write_text(lines, encoding="utf-8")
     Tracker(results).deliver(folder)
     uri = f"sqlite:///{results.database}"
     run = by_label(uri, "demo")["mlp eager fp32 single w0 b64 t1 seed 0"]
@@ -37,15 +36,10 @@ def test_logs_are_cut_and_the_record_is_exact(
     assert len(log) < 2**20 + 100
     assert log.endswith("line 199999\n")
     assert log.splitlines()[1].startswith("line ")
-    assert artifact_text(
-        uri, run, "record.json", tmp_path / "got"
-    ) == trial_folder.record_path.read_text(encoding="utf-8")
-    assert (
-        json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))["hardware"][
-            "usable_cores"
-        ]
-        == 2
-    )
+    text = artifact_text(uri, run, "record.json", tmp_path / "got")
+    assert text == trial_folder.record_path.read_text(encoding="utf-8")
+    environment = json.loads(artifact_text(uri, run, "environment.json", tmp_path / "got"))
+    assert environment["hardware"]["usable_cores"] == 2
 
 
 def test_of_many_ranks_the_logs_are_stored_that_somebody_looks_into(
@@ -54,10 +48,8 @@ def test_of_many_ranks_the_logs_are_stored_that_somebody_looks_into(
     monkeypatch.setattr(runs, "LOG_BYTES", 50)
     record = make_record(status="failed")
     assert record.failure
-    failed = replace(
-        record, failure=replace(record.failure, rank=3, log="attempt-1/logs/rank3.log")
-    )
-    write_sweep(folder, [failed])
+    failure = replace(record.failure, rank=3, log="attempt-1/logs/rank3.log")
+    write_sweep(folder, [replace(record, failure=failure)])
     trial_folder = folder.trial_folder(record.trial.id)
     trial_folder.launch_log.write_text("step 1 ended\n", encoding="utf-8")
     for rank in range(7):
@@ -92,9 +84,8 @@ def test_the_spec_is_stored_with_the_sweep_and_updated(
     write_sweep(folder, [make_record()])
     tracker, uri = Tracker(results), f"sqlite:///{results.database}"
     for description in ("first", "second"):
-        spec = json.loads(folder.spec_path.read_text(encoding="utf-8")) | {
-            "description": description
-        }
+        spec = json.loads(folder.spec_path.read_text(encoding="utf-8"))
+        spec["description"] = description
         folder.spec_path.write_text(sealed_text(spec), encoding="utf-8")
         tracker.deliver(folder)
         run = by_label(uri, "demo")["demo"]

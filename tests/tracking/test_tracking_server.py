@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -32,23 +30,12 @@ def test_a_server_shows_the_same_as_a_database(results: Results, mlflow_server: 
     assert everything(mlflow_server, "same") == everything(f"sqlite:///{results.database}", "same")
 
 
-@contextmanager
-def silent_server() -> Iterator[str]:
-    """Accept connections and never answer."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_missing_server_costs_one_line(results: Results, silent: bool) -> None:
     small_sweep(results, "demo")
-    with silent_server() as base:
-        uri = (
-            base.replace("//", "//me:hunter2@")
-            if silent
-            else f"http://me:hunter2@127.0.0.1:{free_port()}"
-        )
-        tracker = Tracker(results, uri)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # which never answers
+        port = listening.getsockname()[1] if silent else free_port()
+        tracker = Tracker(results, f"http://me:hunter2@127.0.0.1:{port}")
         with pytest.raises(TrackerDown) as caught:
             tracker.deliver(results.sweep_folder("demo"))
     assert "hunter2" not in str(caught.value)
@@ -67,20 +54,13 @@ def test_what_delivers_later_can_be_pasted(results: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri",
-    ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "nonsense"],
+    "uri", ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://"]
 )
 def test_impossible_tracking_uris_are_refused(results: Results, uri: str) -> None:
-    with pytest.raises(BadInput, match="tracking URI: found") as caught:
+    for possible in ("postgresql+psycopg2://me:x@db/mlflow", "https://example.org", "databricks"):
+        check_uri(possible)
+    with pytest.raises(BadInput, match=r"^tracking URI: found [^\n]*$"):
         Tracker(results, uri)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "uri", ["postgresql+psycopg2://me:x@db/mlflow", "https://mlflow.example.org", "databricks"]
-)
-def test_tracking_uris_of_servers_and_databases_are_accepted(uri: str) -> None:
-    check_uri(uri)
 
 
 def test_a_folder_without_records_is_bad_input(results: Results) -> None:

@@ -28,22 +28,33 @@ from tests.support.running import wait_until
 from tests.tracking.test_tracking_server import small_sweep
 
 
-def processes_of(port: int) -> list[str]:
-    """Return the command lines of all processes of a server on `port`."""
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True
-    ).stdout
-    return [
-        command
-        for command in listing.splitlines()
-        if "python" in command and f"--port {port}" in command
-    ]
+def server_processes(port: int) -> dict[int, str]:
+    """Return the command lines of the processes of a server on `port`, by their ids: its guard first."""
+    commands = {}
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if f"--port {port}" in command and "harness.cli" not in command:
+            commands[process.pid] = command
+    return commands
 
 
 def record_address(base: str, sweep: str) -> str:
     """Return the address from which MLflow's pages read the record of a sweep's trial."""
     trial = next(run for run in runs_of(base, sweep) if "seed" in run.info.run_name)
     return f"{base}/get-artifact?path=record.json&run_uuid={trial.info.run_id}"
+
+
+def children_of_guard(port: int) -> list[psutil.Process]:
+    """Return the processes of the server on `port`, without the guard that leads their session."""
+    commands = server_processes(port)
+    (guard,) = [pid for pid, command in commands.items() if "harness.tracking.ui" in command]
+    return all_children(guard)
+
+
+def all_children(process_id: int) -> list[psutil.Process]:
+    """Return everything that a process has started."""
+    members: list[psutil.Process] = psutil.Process(process_id).children(recursive=True)
+    return members
 
 
 def deliver_until_the_server_dies(
@@ -55,46 +66,21 @@ def deliver_until_the_server_dies(
 
         def kill_it() -> None:
             for child in children:
-                os.kill(child, signal.SIGKILL)
+                child.kill()
 
         patched.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
         with pytest.raises(TrackerDown, match="harness collect demo"):
             Tracker(results, base).deliver(results.sweep_folder("demo"))
 
 
-def children_of_guard(port: int) -> list[int]:
-    """Return the processes of the server on `port`, without the guard that leads their session."""
-    listing = subprocess.run(
-        ["ps", "-eww", "-o", "pid=,sid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [line.split(None, 2) for line in listing.splitlines()]
-    leaders = {pid: command for pid, sid, command in rows if pid == sid}
-    guard = next(
-        pid
-        for pid, command in leaders.items()
-        if "harness.tracking.ui" in command and f"--port {port}" in command
-    )
-    return [int(pid) for pid, sid, _ in rows if sid == guard and pid != guard]
-
-
 @contextmanager
 def harness_ui(results: Results, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `harness ui`; yield the process and its output once it is ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "harness.cli",
-        "--results",
-        str(results.path),
-        "ui",
-        "--port",
-        str(port),
-    ]
-    environment = {
-        name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"
-    }
+    command = ["-m", "harness.cli", "--results", str(results.path), "ui", "--port", str(port)]
+    environment = {**os.environ}
+    environment.pop("MLFLOW_TRACKING_URI", None)
     process = subprocess.Popen(
-        command,
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -134,21 +120,17 @@ def test_a_delivery_to_a_server_that_died_is_completed_on_one_that_ends_with_all
         Tracker(results, base).deliver(results.sweep_folder("demo"))
         Tracker(results).deliver(results.sweep_folder("demo"))
         assert everything(base, "demo") == everything(f"sqlite:///{results.database}", "demo")
-        assert processes_of(port)
         listening = set()
-        for pid in children_of_guard(port):
-            for connection in psutil.Process(pid).net_connections():
+        for child in children_of_guard(port):
+            for connection in child.net_connections():
                 if connection.status == psutil.CONN_LISTEN:
                     listening.add(connection.laddr.ip)
         assert listening == {"127.0.0.1"}
         # The store's URI may hold a password, and `ps` shows arguments to everybody.
-        assert not [command for command in processes_of(port) if "sqlite:" in command]
+        assert "sqlite:" not in str(server_processes(port))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        wait_until(
-            lambda: not [command for command in processes_of(port) if "harness.cli" not in command],
-            30,
-        )
+        wait_until(lambda: not server_processes(port), 30)
 
 
 # Starts a guard as `server` does; what it guards is a shell with a helper in the background.
@@ -164,17 +146,11 @@ time.sleep(600)
 def test_all_that_is_guarded_ends_with_a_starter_that_is_killed() -> None:
     """Two processes and their shell, which is in the same session."""
     with subprocess.Popen([sys.executable, "-c", GUARDED]) as starter:
-        wait_until(lambda: len(helpers_of(starter.pid)) == 4)
-        members = helpers_of(starter.pid)
+        wait_until(lambda: len(all_children(starter.pid)) == 4)
+        members = all_children(starter.pid)
         starter.kill()
     _, running = psutil.wait_procs(members, timeout=30)
     assert not running
-
-
-def helpers_of(process_id: int) -> list[psutil.Process]:
-    """Return everything that a process has started."""
-    members: list[psutil.Process] = psutil.Process(process_id).children(recursive=True)
-    return members
 
 
 def test_a_port_in_use_is_bad_input(results: Results) -> None:
@@ -190,10 +166,8 @@ def test_the_addresses_on_a_running_server_are_printed(
     write_sweep(results.sweep_folder("pointed"), [make_record(sweep="pointed")])
     delivery = Tracker(results, mlflow_server).deliver(results.sweep_folder("pointed"))
     serve(results, mlflow_server)
-    assert (
-        f"pointed: {mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
-        in capsys.readouterr().out
-    )
+    page = f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
+    assert f"pointed: {page}" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
