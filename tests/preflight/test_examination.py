@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
+from torch.utils.data import TensorDataset
 
 from harness.preflight import checks
 from harness.preflight.report import CheckFinding, WorkloadReport, passed
@@ -23,6 +28,8 @@ from harness.sweep.cell import Trial
 from harness.sweep.sweep import load_sweep, ready_sweeps
 from harness.training.entry import load_workload
 from tests.support import tokens
+from tests.support.commands import harness
+from tests.support.pages import GUIDE, write_files
 from tests.support.tokens import Unweighted, Weighted
 from workloads import Classifier, Settings, Splits, TensorSamples
 from workloads.base import Batch, Workload
@@ -57,13 +64,13 @@ class Sound(Classifier):
     """A classifier without a mistake; its subclasses have one each."""
 
     batch_size = 32
+    train_samples = TensorSamples  # the class of the samples to train on
 
     def splits(self) -> Splits:
         inputs, labels = self.samples()
         cut = SAMPLES * 3 // 4
-        return Splits(
-            TensorSamples((inputs[:cut], labels[:cut])), TensorSamples((inputs[cut:], labels[cut:]))
-        )
+        train = self.train_samples((inputs[:cut], labels[:cut]))
+        return Splits(train, TensorSamples((inputs[cut:], labels[cut:])))
 
     def samples(self) -> tuple[Tensor, Tensor]:
         return make_samples()
@@ -78,46 +85,46 @@ class Sound(Classifier):
         return 6.0 * FEATURES * 64
 
 
+def planted(**members: Any) -> type[Sound]:
+    """Return a sound workload but for these methods or attributes."""
+    return type("Planted", (Sound,), members)
+
+
+def with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> type[Sound]:
+    """Return a sound workload but for its loss of logits and labels."""
+    return planted(loss=lambda self, model, batch: loss(model(batch[0]), batch[1]))
+
+
+def with_optimizer(optimizer: Callable[[nn.Module], Optimizer]) -> type[Sound]:
+    return planted(optimizer=lambda self, model: optimizer(model))
+
+
+def clock() -> torch.Generator:
+    """Return a generator that draws other numbers at another time, as on another rank."""
+    return torch.Generator().manual_seed(time.time_ns())
+
+
+def labels_from_1(self: Sound) -> tuple[Tensor, Tensor]:
+    inputs, labels = make_samples()
+    return inputs, labels + 1
+
+
+def data_of_the_clock(self: Sound) -> tuple[Tensor, Tensor]:
+    inputs, labels = make_samples()
+    return inputs + torch.rand(inputs.shape, generator=clock()), labels
+
+
+def model_of_the_clock(self: Sound) -> nn.Module:
+    model = Net()
+    nn.init.normal_(model.body.weight, generator=clock())
+    return model
+
+
 class OrderedSamples(TensorSamples):
     """Samples that come in their own order, whichever are asked for."""
 
     def batch(self, indices: Sequence[int]) -> Batch:
         return super().batch(sorted(indices))
-
-
-class ForgottenShuffling(Sound):
-    def splits(self) -> Splits:
-        sound = super().splits()
-        assert isinstance(sound.train, TensorSamples)
-        return replace(sound, train=OrderedSamples(sound.train.tensors))
-
-
-class LabelsFromOne(Sound):
-    def samples(self) -> tuple[Tensor, Tensor]:
-        inputs, labels = make_samples()
-        return inputs, labels + 1
-
-
-class UnreadableSamples(Sound):
-    """As a source does that looks at a label when it is read."""
-
-    def splits(self) -> Splits:
-        splits = super().splits()
-        return replace(splits, train=Unreadable())
-
-
-class Unreadable:
-    def __len__(self) -> int:
-        return 240
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        raise ValueError("classes: found label 5; allowed: 0 to 4")
-
-
-class LossThatRaises(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        batches = {"train": batch}
-        return super().loss(model, batches["batch"])
 
 
 class DropoutInEvaluation(Net):
@@ -135,113 +142,25 @@ class NormInTrainingMode(Net):
         return super().forward(self.norm(inputs))
 
 
-def with_model(build: Any) -> type[Sound]:
-    """Return a sound workload but for its model."""
+class UnreadableSamples(TensorSamples):
+    """As a source does that looks at a label when it is read."""
 
-    class WithModel(Sound):
-        def build_model(self) -> nn.Module:
-            model: nn.Module = build()
-            return model
-
-    return WithModel
-
-
-class LossInEvaluationMode(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return super().loss(model.eval(), batch)
-
-
-class Evaluating(Sound):
-    """Returns a model in evaluation mode, as `from_pretrained` of transformers does."""
-
-    def build_model(self) -> nn.Module:
-        return super().build_model().eval()
-
-
-class SummedLoss(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
-
-
-class LossPerSample(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-
-class InfiniteLoss(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return super().loss(model, batch) - torch.log(torch.zeros(()))
-
-
-class DetachedLoss(Sound):
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(model(batch[0]).detach(), batch[1])
-
-
-class HalfAnOptimizer(Sound):
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return Adam(list(model.parameters())[:2], lr=1e-2)
-
-
-class OptimizerOfAnotherModel(Sound):
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return Adam([*model.parameters(), *Net().parameters()], lr=1e-2)
-
-
-class TooSlow(Sound):
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return SGD(model.parameters(), lr=1e-7)
-
-
-class ShuffledLabels(Sound):
-    """Every loss sees other labels, so there is nothing to learn."""
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        labels = batch[1][torch.randperm(len(batch[1]))]
-        return super().loss(model, (batch[0], labels))
-
-
-class DataOfTheClock(Sound):
-    """Each rank would have other data."""
-
-    def samples(self) -> tuple[Tensor, Tensor]:
-        inputs, labels = make_samples()
-        generator = torch.Generator().manual_seed(time.time_ns())
-        return inputs + torch.rand(inputs.shape, generator=generator), labels
-
-
-class BatchesOfTheClock(Sound):
-    def splits(self) -> Splits:
-        sound = super().splits()
-        assert isinstance(sound.train, TensorSamples)
-        return replace(sound, train=Noisy(sound.train.tensors))
+    def batch(self, indices: Sequence[int]) -> Batch:
+        raise ValueError("classes: found label 5; allowed: 0 to 4")
 
 
 class Noisy(TensorSamples):
+    """Draws noise by the second of the clock."""
+
     def batch(self, indices: Sequence[int]) -> Batch:
         inputs, labels = super().batch(indices)
         generator = torch.Generator().manual_seed(int(time.time()))
         return inputs + torch.rand(inputs.shape, generator=generator), labels
 
 
-class ModelOfTheClock(Sound):
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        generator = torch.Generator().manual_seed(time.time_ns())
-        nn.init.normal_(next(model.parameters()), generator=generator)
-        return model
-
-
-class OwnGenerator(Sound):
+class OwnNoise(TensorSamples):
     """Draws noise from a generator that each worker has a copy of."""
 
-    def splits(self) -> Splits:
-        sound = super().splits()
-        assert isinstance(sound.train, TensorSamples)
-        return replace(sound, train=OwnNoise(sound.train.tensors))
-
-
-class OwnNoise(TensorSamples):
     def __init__(self, tensors: Batch) -> None:
         super().__init__(tensors)
         object.__setattr__(self, "generator", torch.Generator().manual_seed(0))
@@ -254,25 +173,67 @@ class OwnNoise(TensorSamples):
 
 # Each mistake, with the check that names it and a part of what is said.
 PLANTED: dict[str, tuple[type[Sound], str, str]] = {
-    "shuffling forgotten": (ForgottenShuffling, "indices", "in reverse"),
-    "labels from 1": (LabelsFromOne, "loss", "out of bounds"),
-    "an exception": (LossThatRaises, "loss", "KeyError: 'batch' (test_examination.py:"),
-    "dropout in evaluation": (with_model(DropoutInEvaluation), "evaluation", "differ"),
-    "batch norm in training mode": (with_model(NormInTrainingMode), "evaluation", "running_mean"),
-    "data of the clock": (DataOfTheClock, "repeatable", "other training samples at another time"),
-    "a model of the clock": (ModelOfTheClock, "repeatable", "a new model another body.weight"),
-    "a generator of its own": (OwnGenerator, "workers", "another batch 1 than one"),
-    "the loss switches to evaluation": (LossInEvaluationMode, "training mode", "the model"),
-    "a model in evaluation mode": (Evaluating, "training mode", "found a model in evaluation mode"),
-    "a summed loss": (SummedLoss, "mean loss", "off its parts' mean"),
-    "a loss for each sample": (LossPerSample, "loss", "shape (8,)"),
-    "an infinite loss": (InfiniteLoss, "loss", "inf"),
-    "a detached loss": (DetachedLoss, "loss", "no gradient"),
-    "half of the parameters": (HalfAnOptimizer, "optimizer", "head.weight"),
-    "parameters of another model": (OptimizerOfAnotherModel, "optimizer", "not the model's"),
-    "a learning rate that is too small": (TooSlow, "one batch", "Adam at 0.001"),
-    "nothing to learn": (ShuffledLabels, "one batch", "goes from"),
-}
+    "shuffling forgotten": (planted(train_samples=OrderedSamples), "indices", "in reverse"),
+    "labels from 1": (planted(samples=labels_from_1), "loss", "out of bounds"),
+    "an exception": (
+        with_loss(lambda logits, labels: {"train": logits}["batch"]),
+        "loss",
+        "KeyError: 'batch' (test_examination.py:",
+    ),
+    "dropout in evaluation": (
+        planted(build_model=lambda self: DropoutInEvaluation()), "evaluation", "differ",
+    ),
+    "batch norm in training mode": (
+        planted(build_model=lambda self: NormInTrainingMode()), "evaluation", "running_mean",
+    ),
+    "data of the clock": (
+        planted(samples=data_of_the_clock), "repeatable", "other training samples at another time",
+    ),
+    "a model of the clock": (
+        planted(build_model=model_of_the_clock), "repeatable", "a new model another body.weight",
+    ),
+    "a generator of its own": (
+        planted(train_samples=OwnNoise), "workers", "another batch 1 than one",
+    ),
+    "the loss switches to evaluation": (
+        planted(loss=lambda self, model, batch: Sound.loss(self, model.eval(), batch)),
+        "training mode",
+        "the model",
+    ),
+    "a model in evaluation mode": (  # as `from_pretrained` of transformers returns it
+        planted(build_model=lambda self: Net().eval()),
+        "training mode",
+        "found a model in evaluation mode",
+    ),
+    "a summed loss": (
+        with_loss(partial(cross_entropy, reduction="sum")), "mean loss", "off its parts' mean",
+    ),
+    "a loss for each sample": (
+        with_loss(partial(cross_entropy, reduction="none")), "loss", "shape (8,)",
+    ),
+    "an infinite loss": (with_loss(lambda x, y: cross_entropy(x, y) + math.inf), "loss", "inf"),
+    "a detached loss": (
+        with_loss(lambda x, y: cross_entropy(x.detach(), y)), "loss", "no gradient",
+    ),
+    "half of the parameters": (
+        with_optimizer(lambda model: Adam(list(model.parameters())[:2], lr=1e-2)),
+        "optimizer",
+        "head.weight",
+    ),
+    "parameters of another model": (
+        with_optimizer(lambda model: Adam([*model.parameters(), *Net().parameters()], lr=1e-2)),
+        "optimizer",
+        "not the model's",
+    ),
+    "a learning rate that is too small": (
+        with_optimizer(lambda model: SGD(model.parameters(), lr=1e-7)), "one batch", "Adam at 0.001",
+    ),
+    "nothing to learn": (  # every loss sees other labels
+        with_loss(lambda x, y: cross_entropy(x, y[torch.randperm(len(y))])),
+        "one batch",
+        "goes from",
+    ),
+}  # fmt: skip
 
 
 class LongSentences(Unweighted):
@@ -285,7 +246,7 @@ class LongSentences(Unweighted):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         words, targets = batch
-        return functional.cross_entropy(model(words), targets.flatten().clamp(min=0))
+        return cross_entropy(model(words), targets.flatten().clamp(min=0))
 
 
 class CutSamples(TensorSamples):
@@ -306,7 +267,7 @@ class DrawsItsTargets(Unweighted):
     """As a masked language model does that draws its masks in the loss."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return super().loss(model, batch) + functional.cross_entropy(
+        return super().loss(model, batch) + cross_entropy(
             model(batch[0]), torch.randint(tokens.WORDS, (batch[1].numel(),))
         )
 
@@ -319,36 +280,29 @@ def mean_loss_finding(workload_class: type[Unweighted], **options: Any) -> Check
 
 
 @pytest.mark.parametrize(
-    ("workload_class", "options", "measured", "advice"),
+    ("workload_class", "options", "status", "measured", "advice"),
     [
-        (Unweighted, {}, "mean, weighted by samples", "define loss_weight(batch)"),
-        (Weighted, {"weight": "wrong"}, "weighted by what loss_weight() counts", "divides its sum"),
-        (LongSentences, {}, "if each part is padded separately", "leave out padding"),
-        (VectorOfWeights, {}, "loss_weight() returned [", "divides its sum by"),
+        (Unweighted, {}, "problem", "mean, weighted by samples", "define loss_weight(batch)"),
+        (Weighted, {"weight": "wrong"}, "problem", "weighted by what loss_weight() counts", "divides its sum"),
+        (LongSentences, {}, "problem", "if each part is padded separately", "leave out padding"),
+        (VectorOfWeights, {}, "problem", "loss_weight() returned [", "divides its sum by"),
+        (Weighted, {}, "passed", "", ""),
+        (Weighted, {"weight": "fraction", "empty": True}, "passed", "", ""),
+        (Weighted, {"batch_norm": True}, "passed", "", ""),
+        (DrawsItsTargets, {}, "skipped", "", ""),
     ],
-)
-def test_a_loss_that_is_no_weighted_mean_is_named(
-    workload_class: type[Unweighted], options: dict[str, Any], measured: str, advice: str
+)  # fmt: skip
+def test_a_loss_is_a_mean_weighted_by_what_it_divides_by(
+    workload_class: type[Unweighted],
+    options: dict[str, Any],
+    status: str,
+    measured: str,
+    advice: str,
 ) -> None:
     finding = mean_loss_finding(workload_class, **options)
-    assert finding.status == "problem"
+    assert finding.status == status
     assert measured in finding.measured
     assert advice in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("workload_class", "options", "status"),
-    [
-        (Weighted, {}, "passed"),
-        (Weighted, {"weight": "fraction", "empty": True}, "passed"),
-        (Weighted, {"batch_norm": True}, "passed"),
-        (DrawsItsTargets, {}, "skipped"),
-    ],
-)
-def test_weights_that_a_loss_divides_by_are_accepted(
-    workload_class: type[Unweighted], options: dict[str, Any], status: str
-) -> None:
-    assert mean_loss_finding(workload_class, **options).status == status
 
 
 def examine_class(workload_class: type[Sound], seed: int = 0) -> WorkloadReport:
@@ -375,12 +329,14 @@ def test_a_planted_mistake_is_named(mistake: str, monkeypatch: pytest.MonkeyPatc
 
 def test_samples_of_the_second_of_the_clock_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "CLOCK_SECONDS", 1.1)
-    problems = {finding.check: finding for finding in examine_class(BatchesOfTheClock).problems}
+    problems = {
+        finding.check: finding for finding in examine_class(planted(train_samples=Noisy)).problems
+    }
     assert "other training samples at another time" in problems["repeatable"].measured
 
 
 def test_samples_that_cannot_be_read_are_one_mistake() -> None:
-    (only,) = examine_class(UnreadableSamples).findings
+    (only,) = examine_class(planted(train_samples=UnreadableSamples)).findings
     assert "found label 5" in only.measured
 
 
@@ -397,14 +353,9 @@ def test_nothing_is_found_in_a_sound_workload(seed: int) -> None:
 class Regression(Workload):
     """Has no evaluation of its own: each sample gets an equal share of the batch's loss."""
 
-    def splits(self) -> Splits:
-        generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(512, 8, generator=generator)
-        targets = inputs[:, :1] * 2 + inputs[:, 1:2].square()
-        return Splits(
-            TensorSamples((inputs[:400], targets[:400])),
-            TensorSamples((inputs[400:], targets[400:])),
-        )
+    def splits(self) -> Any:
+        inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+        return TensorDataset(inputs, inputs[:, :1] * 2 + inputs[:, 1:2].square())
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -419,17 +370,14 @@ def test_nothing_is_found_in_a_workload_without_an_evaluation_of_its_own() -> No
     assert examine("regression", workload, Axes(batch_size=32), 0, CPU).problems == []
 
 
-class NegativeCosine(Sound):
+def negative_cosine(logits: Tensor, labels: Tensor) -> Tensor:
     """A loss without a softmax, which falls from about -1 to -2."""
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, labels = batch
-        wanted = functional.one_hot(labels, CLASSES).float()
-        return -1.0 - functional.cosine_similarity(model(inputs), wanted).mean()
+    wanted = functional.one_hot(labels, CLASSES).float()
+    return -1.0 - functional.cosine_similarity(logits, wanted).mean()
 
 
 def test_a_loss_below_zero_has_to_fall() -> None:
-    assert examine_class(NegativeCosine).problems == []
+    assert examine_class(with_loss(negative_cosine)).problems == []
 
 
 @cache
@@ -440,7 +388,7 @@ def trained_weights() -> dict[str, Tensor]:
     optimizer = Adam(model.parameters(), lr=1e-2)
     inputs, labels = make_samples()
     for _ in range(100):
-        functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()
@@ -458,20 +406,11 @@ class Pretrained(Sound):
         return SGD(model.parameters(), lr=1e-6)
 
 
-class Untrained(Pretrained):
-    """Starts from nothing at the rate of a fine-tuning."""
-
-    def build_model(self) -> nn.Module:
-        return Net()
-
-
 def test_a_model_that_is_trained_only_has_to_lower_its_loss() -> None:
     """Without its weights, the same rate is a problem."""
-    axes = Axes(batch_size=32)
-    report = examine("pretrained", Pretrained(Settings(), Settings()), axes, 0, CPU)
-    assert report.problems == []
-    (only,) = examine("new", Untrained(Settings(), Settings()), axes, 0, CPU).problems
-    assert only.check == "one batch"
+    assert examine_class(Pretrained).problems == []
+    untrained = with_optimizer(lambda model: SGD(model.parameters(), lr=1e-6))
+    assert [problem.check for problem in examine_class(untrained).problems] == ["one batch"]
 
 
 @pytest.mark.nightly
@@ -484,3 +423,15 @@ def test_nothing_is_found_in_the_built_in_workloads(name: str) -> None:
         workload = load_workload(assignment)
         report = examine(cell.workload.label, workload, trial.cell.axes, 0, CPU)
         assert report.problems == []
+
+
+@pytest.mark.distributed
+def test_the_mistakes_of_the_manuals_example_are_found(tmp_path: Path) -> None:
+    page = (GUIDE / "before.md").read_text(encoding="utf-8")
+    write_files(page, tmp_path)
+    ended = harness("check", str(tmp_path / "bug.yaml"))
+    assert (ended.code, ended.err) == (1, "")
+    printed, expected = (
+        re.sub(r"[\d.]+ s$", "… s", text, flags=re.M) for text in (ended.out, page)
+    )
+    assert printed in expected

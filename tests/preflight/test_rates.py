@@ -57,20 +57,6 @@ def test_the_peak_is_higher_the_less_a_schedule_has_of_it(
     assert curve.suggestion == pytest.approx(peak, rel=0.6)
 
 
-@pytest.mark.parametrize(
-    ("options", "mean_factor"),
-    [(Options(), 1.0), (Options(one_cycle=True), 0.5)],
-)
-def test_the_mean_of_a_schedule_is_seen_and_training_begins_as_before(
-    tmp_path: Path, options: Options, mean_factor: float
-) -> None:
-    trainer = make_trainer(make_assignment(steps=300), LineFit(options, Settings()), tmp_path)
-    (group,) = trainer.parts.optimizer.param_groups
-    before = dict(group)
-    assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
-    assert group == before
-
-
 class FrozenLayer(LineFit):
     """Trains the last layer only."""
 
@@ -86,14 +72,26 @@ class LateStart(LineFit):
         return LambdaLR(optimizer, lambda step: 0.0)
 
 
-@pytest.mark.parametrize(("workload_class", "mean_factor"), [(FrozenLayer, 0.5), (LateStart, 1.0)])
-def test_a_rate_of_zero_is_no_peak(
-    tmp_path: Path, workload_class: type[LineFit], mean_factor: float
+ONE_CYCLE = Options(one_cycle=True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "mean_factor"),
+    [
+        (LineFit(Options(), Settings()), 1.0),
+        (LineFit(ONE_CYCLE, Settings()), 0.5),
+        (FrozenLayer(ONE_CYCLE, Settings()), 0.5),
+        (LateStart(ONE_CYCLE, Settings()), 1.0),
+    ],
+)
+def test_the_mean_of_a_schedule_is_seen_and_training_begins_as_before(
+    tmp_path: Path, workload: LineFit, mean_factor: float
 ) -> None:
-    trainer = make_trainer(
-        make_assignment(steps=300), workload_class(Options(one_cycle=True), Settings()), tmp_path
-    )
+    """A rate of zero is no peak."""
+    trainer = make_trainer(make_assignment(steps=300), workload, tmp_path)
+    before = [dict(group) for group in trainer.parts.optimizer.param_groups]
     assert mean_schedule_factor(trainer.parts) == pytest.approx(mean_factor, abs=0.01)
+    assert trainer.parts.optimizer.param_groups == before
 
 
 def test_a_loss_that_only_rises_suggests_nothing() -> None:
@@ -128,9 +126,8 @@ def test_the_suggestion_is_the_mean_over_the_seeds() -> None:
 
 def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
     """Search in this process; return the curve and the rates that the optimizer had."""
-    trainer = make_trainer(
-        make_assignment(steps=STEPS, **axes), LineFit(Options(), Settings()), folder
-    )
+    assignment = make_assignment(steps=STEPS, **axes)
+    trainer = make_trainer(assignment, LineFit(Options(), Settings()), folder)
     current, scale = raise_rates(trainer.parts)
     used: list[float] = []
     trainer.parts.optimizer.register_step_pre_hook(
@@ -147,14 +144,8 @@ def run_search(folder: Path, **axes: Any) -> tuple[RateCurve, list[float]]:
 
 @pytest.mark.parametrize(
     "axes",
-    [
-        {},
-        {"lr": 0.5},
-        {"lr_scaling": "linear", "batch_size": 64},
-        {"precision": "fp16", "batch_size": 4},
-        {"precision": "fp16", "batch_size": 32},
-    ],
-)
+    [{}, {"lr": 0.5}, {"lr_scaling": "linear", "batch_size": 64}, {"precision": "fp16", "batch_size": 4}],
+)  # fmt: skip
 def test_every_step_is_trained_at_its_rate(tmp_path: Path, axes: dict[str, Any]) -> None:
     curve, used = run_search(tmp_path, **axes)
     factor = 2.0 if "lr_scaling" in axes else 1.0
@@ -194,12 +185,9 @@ def test_it_ends_once_the_loss_diverges(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_the_command_searches_under_the_cells_own_strategy(tmp_path: Path) -> None:
-    path = line_sweep(
-        tmp_path,
-        {"line": {"axes": {"strategy": "ddp", "world_size": 2, "lr": 0.1}}},
-    )
-    profile = local_profile(tmp_path)
-    options = ["--seeds", "1", "--cluster", str(profile), "--json"]
+    axes = {"strategy": "ddp", "world_size": 2, "lr": 0.1}
+    path = line_sweep(tmp_path, {"line": {"axes": axes}})
+    options = ["--seeds", "1", "--cluster", str(local_profile(tmp_path)), "--json"]
     ended = harness("find-lr", str(path), *options)
     assert (ended.code, ended.err) == (0, ""), ended.err
     (cell,) = json.loads(ended.out)
