@@ -73,11 +73,8 @@ def test_steady_cells_need_few_repeats_and_noisy_ones_more(sweep: Sweep) -> None
     machine = Machine(0.02)
     final_sweep, records = run_until(goal, sweep, machine.run, machine.clock)
     assert reached(goal, final_sweep, records)
-    assert not reached(
-        goal,
-        final_sweep,
-        [record for record in records if record.trial.repeat < final_sweep.repeats - 1],
-    )
+    before = [record for record in records if record.trial.repeat < final_sweep.repeats - 1]
+    assert not reached(goal, final_sweep, before)
 
 
 def test_the_budget_is_not_exceeded(sweep: Sweep) -> None:
@@ -96,17 +93,10 @@ def test_trials_that_ran_side_by_side_take_their_time_once() -> None:
 
 
 def test_the_least_precise_cell_is_named(sweep: Sweep) -> None:
-    records = [
-        make_record(cell, seed=0, repeat=repeat) for cell in sweep.cells for repeat in range(2)
-    ]
+    records = [make_record(sweep.cells[number // 2], repeat=number % 2) for number in range(4)]
     description = describe_precision(Goal(half_width=0.01), sweep, records)
-    assert description.startswith(
-        f"{sweep.cells[0].label}, the least precise: ±inf% after 2 trials, every look counted; "
-    )
-
-
-def test_cells_that_fail_end_it(sweep: Sweep) -> None:
-    assert blocks(Machine(0.0, fails=True), sweep, Goal(half_width=0.02)) == 1
+    label = sweep.cells[0].label
+    assert description.startswith(f"{label}, the least precise: ±inf% after 2 trials, every look")
 
 
 def test_intervals_hold_although_measuring_stops_at_the_goal() -> None:
@@ -117,7 +107,8 @@ def test_intervals_hold_although_measuring_stops_at_the_goal() -> None:
     assert covered / tries >= 0.95
 
 
-def test_with_fail_fast_a_failure_ends_the_repeats(sweep: Sweep) -> None:
+def test_cells_that_fail_end_it_and_with_fail_fast_a_single_failure_does(sweep: Sweep) -> None:
+    assert blocks(Machine(0.0, fails=True), sweep, Goal(half_width=0.02)) == 1
     machine = Machine(0.1)
 
     def run(sweep: Sweep, more: bool) -> list[Record]:

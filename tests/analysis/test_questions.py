@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.analysis.compare import Rules, Side, compare_by
 from harness.analysis.questions import steps_by_seed, steps_question
 from harness.analysis.result import CellResult, trial_row
-from harness.records.record import Evaluation, TargetMetric
+from harness.records.record import TargetMetric
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
 
@@ -25,12 +26,8 @@ def reaching(steps: Sequence[int | None], *, other: bool = False) -> CellResult:
     for count in steps:
         best = (1000, 0.8) if count is None else (count, 0.95)
         courses.append([(10, 0.5), best])
-    return make_result(
-        [100.0] * len(steps),
-        cell=OTHER if other else make_cell(),
-        courses=courses,
-        bits="b" if other else "",
-    )
+    kind: dict[str, Any] = {"cell": OTHER, "bits": "b"} if other else {"cell": make_cell()}
+    return make_result([100.0] * len(steps), courses=courses, **kind)
 
 
 def verdict(a: Sequence[int | None], b: Sequence[int | None]) -> tuple[str | None, list[str], int]:
@@ -62,9 +59,7 @@ def test_a_seed_that_never_reached_the_goal_is_named_and_decides_nothing() -> No
     named, missing, code = verdict([400, 420, 380, 410], [401, 419, 381, None])
     assert (named, code) == (None, 3)
     (message,) = missing
-    assert message == (
-        f"{OTHER.label}: steps to accuracy 0.9: seed 3 of B never reached it, or had before the first step"
-    )
+    assert message.startswith(f"{OTHER.label}: steps to accuracy 0.9: seed 3 of B never reached it")
     # A script may evaluate before it trains, and its model may have learned before.
     named, missing, code = verdict([400, 420, 380], [401, 0, 381])
     assert (named, code, "seed 1 of B never" in missing[0]) == (None, 3, True)
@@ -102,21 +97,10 @@ def test_what_has_nothing_in_common_says_so() -> None:
 def test_a_records_improvements_hold_every_goals_first_evaluation() -> None:
     record = make_record()
     assert record.rank0
-    values = [0.5, 0.4, 0.7, 0.7, 0.9, 0.8]
-    evaluations = [
-        Evaluation(
-            step=10 * number,
-            epoch=1.0,
-            metrics={"accuracy": value},
-            seconds=0.1,
-            started_at=record.started + number,
-        )
-        for number, value in enumerate(values, start=1)
-    ]
+    template = record.rank0.evaluations[0]
+    evaluations = []
+    for number, value in enumerate([0.5, 0.4, 0.7, 0.7, 0.9, 0.8], start=1):
+        evaluations.append(replace(template, step=10 * number, metrics={"accuracy": value}))
     record = replace(record, rank0=replace(record.rank0, evaluations=tuple(evaluations)))
-    points = trial_row(record).improvements
-    assert [(point.step, point.value) for point in points] == [
-        (10, 0.5),
-        (30, 0.7),
-        (50, 0.9),
-    ]
+    points = [(point.step, point.value) for point in trial_row(record).improvements]
+    assert points == [(10, 0.5), (30, 0.7), (50, 0.9)]

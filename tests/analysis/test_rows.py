@@ -18,7 +18,14 @@ from harness.records.numbers import RATE
 from harness.records.record import TargetMetric
 from harness.records.store import write_spec
 from harness.tracking.contents import cell_contents, trial_contents
-from tests.factories import BEGUN, make_record, with_ranks, write_trial
+from tests.factories import (
+    BEGUN,
+    ENVIRONMENT,
+    make_cell,
+    make_record,
+    with_ranks,
+    write_trial,
+)
 from tests.support.commands import harness
 from tests.support.sweeps import load
 
@@ -37,25 +44,20 @@ def test_a_target_that_is_a_loss_is_not_taken_for_that_of_training() -> None:
     assert "best_loss" not in numbers
 
 
-def test_the_commit_is_that_of_the_users_repository() -> None:
-    record = make_record()
-    assert record.environment is not None
+def test_a_row_has_the_users_commit_and_the_nodes() -> None:
+    record = make_record(make_cell(strategy="ddp", world_size=2))
+    ranks = [replace(rank, host=host) for rank, host in zip(record.ranks, "qp", strict=True)]
     repository = Repository(commit="c0ffee", dirty=False)
-    environment = replace(record.environment, repository=repository)
-    row = trial_row(replace(record, environment=environment))
-    assert row.commit == "c0ffee"
+    environment = replace(ENVIRONMENT, repository=repository)
+    row = trial_row(with_ranks(record, ranks, environment=environment))
+    assert (row.commit, row.hosts, row.nodes) == ("c0ffee", ("p", "q"), 2)
     assert row.harness_commit != "c0ffee"
 
 
 def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
     """In data frames, tables, MLflow, baselines and pytest, to the last digit."""
-    sweep = load(
-        tmp_path,
-        matrix={"precision": ["fp32", "bf16"]},
-        seeds=[0, 1, 2],
-        length={"steps": 60},
-        warmup=2,
-    )
+    keys = {"matrix": {"precision": ["fp32", "bf16"]}, "seeds": [0, 1, 2]}
+    sweep = load(tmp_path, length={"steps": 60}, warmup=2, **keys)
     results = Results(tmp_path / "results")
     for number, trial in enumerate(sweep.trials()):
         record = make_record(trial.cell, seed=trial.seed, started=BEGUN + 20 * number)
