@@ -20,7 +20,6 @@ from harness.analysis.rungs import (
     Agreement,
     RerunDifference,
     Rung,
-    TensorDistance,
     compare_evidence,
     evidence_of_record,
     tensor_rung,
@@ -111,22 +110,16 @@ def test_the_multiplier_is_torchs(size: int, noise: float, seed: int, dtype: tor
     step = torch.finfo(dtype).eps * 1e6
     reference = (exact + step * torch.randn(size, generator=generator)).to(dtype)
     result = (exact + noise * step * torch.randn(size, generator=generator)).to(dtype)
-    distance = TensorDistance(
-        step=1,
-        name="weight",
-        dtype=str(dtype).removeprefix("torch."),
-        shape=(size,),
-        differing=size,
-        error=float(rmse(exact, result)),
-        reference_error=float(rmse(exact, reference)),
-        scale=0.0,
-    )
-    excess = distance.excess
-    assert excess is not None
-    assume(abs(excess - 1) > 1e-6)
-    of_torch = [
-        same(*pair, exact, tol=1e-12) for pair in ((reference, result), (result, reference))
-    ]
+    errors = {
+        "error": float(rmse(exact, result)),
+        "reference_error": float(rmse(exact, reference)),
+    }
+    kind = str(dtype).removeprefix("torch.")
+    distance = replace(NEAR, dtype=kind, shape=(size,), scale=0.0, **errors)
+    assert distance.excess is not None
+    assume(abs(distance.excess - 1) > 1e-6)
+    pairs = (reference, result), (result, reference)
+    of_torch = [same(*pair, exact, tol=1e-12) for pair in pairs]
     assert distance.is_within_fp64_rule == all(of_torch)
 
 
@@ -154,16 +147,17 @@ def with_losses(record: Record, rank: int, losses: Numbers) -> Record:
     return replace(record, load_ranks=lambda: ranks)
 
 
-def losses_of(rank: int) -> Numbers:
-    series = RECORD.ranks[rank].loss
+def losses_of(rank: int, record: Record = RECORD) -> Numbers:
+    series = record.ranks[rank].loss
     assert series is not None
     return series.copy()
 
 
-def next_float(losses: Numbers, step: int, times: int = 1) -> Numbers:
-    for _ in range(times):
-        losses[step - 1] = np.nextafter(losses[step - 1], np.float32(np.inf))
-    return losses
+def with_next_float(record: Record, step: int) -> Record:
+    """Return a record whose rank 1 has the next larger loss at a step."""
+    losses = losses_of(1)
+    losses[step - 1] = np.nextafter(losses[step - 1], np.float32(np.inf))
+    return with_losses(record, 1, losses)
 
 
 def changed_report(record: Record, **changes: object) -> Record:
@@ -195,16 +189,11 @@ def first(again: Record, recorded: Record = RECORD) -> RerunDifference:
     return found
 
 
-def test_equal_bits_are_bitwise() -> None:
+def test_equal_bits_are_bitwise_and_one_other_bit_is_on_no_rung_without_fp64() -> None:
     found = agreement(RECORD)
-    assert (found.rung, found.first_difference) == ("bitwise", None)
-    assert found.max_relative == 0
-    assert "loss of rank 1" in found.compared
-    assert "evaluation's accuracy" in found.compared
-
-
-def test_one_other_bit_is_found_and_is_on_no_rung_without_double_precision() -> None:
-    found = agreement(with_losses(RECORD, 1, next_float(losses_of(1), 7, 1)))
+    assert (found.rung, found.first_difference, found.max_relative) == ("bitwise", None, 0)
+    assert {"loss of rank 1", "evaluation's accuracy"} <= set(found.compared)
+    found = agreement(with_next_float(RECORD, 7))
     assert found.rung is None
     assert found.first_difference is not None
     assert (found.first_difference.subject, found.first_difference.step) == ("loss of rank 1", 7)
@@ -230,9 +219,7 @@ def test_other_kernels_round_initial_parameters_otherwise() -> None:
 def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
     def sparse(record: Record) -> Record:
         for rank in (0, 1):
-            series = record.ranks[rank].loss
-            assert series is not None
-            losses = series.copy()
+            losses = losses_of(rank, record)
             losses[np.arange(len(losses)) % 10 != 9] = np.nan
             record = with_losses(record, rank, losses)
         return record
@@ -246,9 +233,7 @@ def test_losses_of_every_tenth_step_are_judged_by_double_precision() -> None:
 def test_a_run_in_double_precision_may_go_on_where_the_trial_has_stopped() -> None:
     def stopped(record: Record) -> Record:
         for rank in (0, 1):
-            series = record.ranks[rank].loss
-            assert series is not None
-            record = with_losses(record, rank, series[:10])
+            record = with_losses(record, rank, losses_of(rank, record)[:10])
         return record
 
     recorded, again = stopped(scaled(0.99)), stopped(scaled(1.01))
@@ -257,12 +242,9 @@ def test_a_run_in_double_precision_may_go_on_where_the_trial_has_stopped() -> No
     assert agreement(beyond, recorded, [RECORD, RECORD]).rung is None
 
 
-def test_double_precision_that_does_not_repeat_judges_nothing() -> None:
+def test_double_precision_that_does_not_repeat_or_draws_otherwise_judges_nothing() -> None:
     found = agreement(scaled(1.01), exact=[scaled(1.005), scaled(1.006)])
     assert (found.rung, found.fp64_problem) == (None, "not deterministic")
-
-
-def test_double_precision_with_other_random_numbers_judges_nothing() -> None:
     again, exact = drew(scaled(1.01), "a"), drew(scaled(1.0055), "b")
     found = agreement(again, exact=[exact, exact])
     assert (found.rung, found.fp64_problem) == (None, "other random numbers")
@@ -293,7 +275,7 @@ def test_what_is_computed_first_is_named() -> None:
     evaluations[0] = replace(evaluations[0], metrics=metrics)
     evaluated = changed_report(late, evaluations=evaluations)
     assert first(evaluated).step == evaluations[0].step == 10
-    trained = with_losses(evaluated, 1, next_float(losses_of(1), 10))
+    trained = with_next_float(evaluated, 10)
     assert first(trained).subject == "loss of rank 1"
     reordered = replace(trained, order_digest="9" * 32)
     assert first(reordered).subject == "order of the samples"

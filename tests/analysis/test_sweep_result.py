@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.result import CellResult, aggregate
+from harness.analysis.result import CellResult
 from harness.analysis.sweep_result import SweepResult, contenders
 from harness.statistics.interval import mean_interval
 from tests.factories import make_cell, make_record
@@ -35,33 +35,24 @@ def repeated(repeats: int) -> CellResult:
     return make_result([], trials=trials)
 
 
-class TestIntervalsCountSeeds:
-    def test_repeats_do_not_narrow_the_interval_of_throughput(self) -> None:
-        once, often = repeated(1).throughput, repeated(20).throughput
-        assert once is not None
-        assert often is not None
-        assert (once.count, often.count) == (SEEDS, SEEDS)
-        assert once.half_width is not None
-        assert often.half_width == pytest.approx(once.half_width, rel=0.1)
-
-    def test_repeats_do_not_narrow_the_interval_of_the_target_metric(self) -> None:
-        once, often = repeated(1).metric, repeated(20).metric
-        assert once is not None
-        assert often is not None
-        assert (once.count, often.count) == (SEEDS, SEEDS)
-        assert often.half_width == pytest.approx(once.half_width)
+@pytest.mark.parametrize("number", ["throughput", "metric"])
+def test_repeats_do_not_narrow_an_interval(number: str) -> None:
+    once, often = (getattr(repeated(repeats), number) for repeats in (1, 20))
+    assert (once.count, often.count) == (SEEDS, SEEDS)
+    assert often.half_width == pytest.approx(once.half_width, rel=0.1)
+    if number == "metric":
         assert once.half_width == pytest.approx(mean_interval([0.9, 0.91, 0.92]).half_width)
 
-    def test_one_seed_has_no_interval_however_many_repeats(self) -> None:
-        template = make_result([1000.0]).trials[0]
-        trials = [
-            with_numbers(replace(template, repeat=repeat), throughput=1000.0 + repeat)
-            for repeat in range(5)
-        ]
-        throughput = make_result([], trials=trials).throughput
-        assert throughput is not None
-        assert throughput.count == 1
-        assert throughput.bounds is None
+
+def test_one_seed_has_no_interval_however_many_repeats() -> None:
+    template = make_result([1000.0]).trials[0]
+    trials = []
+    for repeat in range(5):
+        row = replace(template, repeat=repeat)
+        trials.append(with_numbers(row, throughput=1000.0 + repeat))
+    throughput = make_result([], trials=trials).throughput
+    assert throughput is not None
+    assert (throughput.count, throughput.bounds) == (1, None)
 
 
 class TestSweepResult:
@@ -71,14 +62,12 @@ class TestSweepResult:
         records = [make_record(fp32, seed=0), make_record(fp32, seed=1, status="failed")]
         result = SweepResult.of_records(sweep, records)
         assert [cell.cell.id for cell in result.cells] == [fp32.id, bf16.id]
-        failed, unrecorded = result.cells
-        assert (failed.status, failed.planned, len(failed.trials)) == ("failed", 2, 1)
-        assert (unrecorded.status, unrecorded.planned, len(unrecorded.trials)) == (
-            "unrecorded",
-            2,
-            0,
-        )
+        states = [(cell.status, cell.planned, len(cell.trials)) for cell in result.cells]
+        assert states == [("failed", 2, 1), ("unrecorded", 2, 0)]
         assert [len(result.done_records(cell)) for cell in sweep.cells] == [1, 0]
+        # A cell without records takes no part in comparisons.
+        assert result.comparison.matches == []
+        assert [cell.cell.id for cell in result.side.cells] == [fp32.id]
 
     def test_cells_are_judged_against_the_first_measured_of_their_workload(self) -> None:
         unmeasured = make_result([None], cell=make_cell(precision="fp16"))
@@ -107,24 +96,15 @@ class TestSweepResult:
         assert not result.is_winner_certain("mlp")
         assert result.contenders("mlp") == [slow]
 
-    def test_cells_without_records_take_no_part_in_comparisons(self, tmp_path: Path) -> None:
-        sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]})
-        records = [make_record(sweep.cells[0])]
-        assert SweepResult.of_records(sweep, records).comparison.matches == []
-        assert SweepResult.of_records(sweep, records).side.cells == aggregate(records)
-
 
 BATCH_SIZES = (16, 32, 64, 128, 256, 512)
 
 
-def test_a_clearly_slower_cell_is_no_contender() -> None:
+def test_a_contender_is_not_clearly_slower_or_by_too_little_to_matter() -> None:
     fastest = make_result([200.0, 201.0, 199.0], cell=make_cell(batch_size=1))
     slow = make_result([100.0, 102.0, 98.0], cell=make_cell(batch_size=2))
     close = make_result([199.0, 203.0, 195.0], cell=make_cell(batch_size=4))
     assert contenders(fastest, [slow, close]) == [close]
-
-
-def test_a_difference_too_small_to_matter_makes_no_winner() -> None:
     fastest = make_result([200.2, 200.2001, 200.2002], cell=make_cell(batch_size=1))
     other = make_result([200.0, 200.0001, 200.0002], cell=make_cell(batch_size=2))
     assert contenders(fastest, [other]) == [other]
