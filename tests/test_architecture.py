@@ -126,6 +126,14 @@ def test_workloads_know_nothing_of_the_harness() -> None:
             assert imports(module) & set(harness_modules()) == set(), module
 
 
+def test_views_do_no_arithmetic_on_measurements() -> None:
+    for module in harness_modules():
+        for node in nodes(module) if unit(module) == "view" else []:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert names & {"numpy", "statistics"} == set(), module
+
+
 def test_rank_variables_are_read_in_one_place() -> None:
     for module in MODULES.keys() - RANK_VARIABLES_MAY_BE_NAMED:
         texts = {node.value for node in nodes(module) if isinstance(node, ast.Constant)}

@@ -51,9 +51,8 @@ def test_seeds() -> None:
     metric = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
     estimate = paired([0.0005, -0.0005])
     (verdict,) = judge([Question(metric=metric, estimate=estimate, mean_a=0.9, mean_b=0.9)])
-    assert (
-        texts.over_seeds(cell(seeds=verdict)) == "accuracy +0.0000 in 2 seeds (-0.0032 to +0.0032)"
-    )
+    text = texts.over_seeds(cell(seeds=verdict))
+    assert text == "accuracy +0.0000 in 2 seeds (-0.0032 to +0.0032)"
     assert texts.over_seeds(cell(seeds=verdict, tensor_rung="rounding")) is None
     assert texts.over_seeds(cell()) == "needs records of 2 seeds or more"
 
@@ -64,7 +63,6 @@ def test_a_reference_that_can_not_be_trusted_says_so() -> None:
     assert texts.reference_line(reference) == f"{against}twice the same bits"
     first = cell().first_difference
     shaky = replace(reference, control=first, fp64_problem="rank 0: out of memory")
-    assert texts.reference_line(shaky) == (
-        f"{against}not deterministic: run twice, it diverges in step 1, all-reduce;"
-        " nothing was compared with fp64: rank 0: out of memory"
-    )
+    text = texts.reference_line(shaky)
+    assert f"{against}not deterministic: run twice, it diverges in step 1, all-reduce;" in text
+    assert text.endswith("nothing was compared with fp64: rank 0: out of memory")

@@ -10,6 +10,7 @@ from harness.sweep.sweep import load_sweep
 from harness.view import plan
 from harness.view.console import TerminalConsole, show
 from harness.view.run import RunView
+from tests.support.sweeps import load
 
 SWEEP = """
 name: wide
@@ -59,9 +60,5 @@ def test_a_run_says_once_which_combinations_are_left_out(
 
 
 def test_what_an_exclude_names_needs_no_line(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    text = (
-        "name: a\nworkloads: {mlp: {}}\nmatrix: {batch_size: [2, 4]}\nexclude: [{batch_size: 2}]\n"
-    )
-    path.write_text(text, encoding="utf-8")
-    assert plan.conflict_lines(load_sweep(path)) == []
+    sweep = load(tmp_path, matrix={"batch_size": [2, 4]}, exclude=[{"batch_size": 2}])
+    assert plan.conflict_lines(sweep) == []

@@ -43,12 +43,8 @@ def test_three_trials_have_students_interval_and_fewer_have_none(tmp_path: Path)
 
 
 def test_trials_that_stopped_have_their_epochs(tmp_path: Path) -> None:
-    sweep = load(
-        tmp_path,
-        {"mlp": {"data": {"source": "digits", "validation": 0.1}}},
-        length={"steps": 100},
-        stop={"patience": 2},
-    )
+    workloads = {"mlp": {"data": {"source": "digits", "validation": 0.1}}}
+    sweep = load(tmp_path, workloads, length={"steps": 100}, stop={"patience": 2})
     (row,) = rows(sweep, [make_record(sweep.cells[0])])
     assert row[-2:] == ["5", "5"]
 

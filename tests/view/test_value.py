@@ -7,25 +7,15 @@ import pytest
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
 from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
-from harness.view.value import (
-    Effect,
-    Kind,
-    Styled,
-    Value,
-    byte_size,
-    duration,
-    effect_of,
-    write,
-)
+from harness.view.value import Effect, Kind, Styled, Value, byte_size, duration, effect_of, write
 
 SPEED = Metric(name="samples/s", higher_is_better=True, relative=True, min_effect=0.01)
 ACCURACY = Metric(name="accuracy", higher_is_better=True, relative=False, min_effect=0.01)
 
 
 def verdict(metric: Metric, *differences: float) -> MetricVerdict:
-    (judged,) = judge(
-        [Question(metric=metric, estimate=paired(differences), mean_a=1.0, mean_b=1.0)]
-    )
+    question = Question(metric=metric, estimate=paired(differences), mean_a=1.0, mean_b=1.0)
+    (judged,) = judge([question])
     return judged
 
 
@@ -77,6 +67,6 @@ def test_effects_are_ratios_of_throughput_and_differences_of_other_metrics() -> 
     assert str(effect_of(verdict(ACCURACY, 0.01, 0.01))) == "+0.0100 (+0.0100 to +0.0100)"
 
 
-def test_rounding_up_reaches_the_next_unit() -> None:
-    sizes = [byte_size(size) for size in (1023, 2**20 - 1, 2**20, 2**29)]
-    assert sizes == ["1023 B", "1 MiB", "1 MiB", "512 MiB"]
+def test_sizes_and_rounding_up_reaches_the_next_unit() -> None:
+    sizes = [byte_size(size) for size in (4, 1023, 1536, 2**20 - 1, 2**20, 2**30)]
+    assert sizes == ["4 B", "1023 B", "1.5 KiB", "1 MiB", "1 MiB", "1 GiB"]
