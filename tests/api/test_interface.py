@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +33,8 @@ from tests.support.sweeps import load
 
 
 def test_all_public_names_exist() -> None:
-    for name in harness.__all__:
-        assert getattr(harness, name) is not None
-        assert name in dir(harness)
+    assert {name for name in harness.__all__ if getattr(harness, name) is None} == set()
+    assert set(harness.__all__) <= set(dir(harness))
     with pytest.raises(AttributeError, match="'harness' has no attribute 'laod'"):
         _ = harness.laod
 
@@ -87,20 +87,19 @@ def test_a_folder_of_the_same_name_hides_no_sweep(
         assert len(data.records) == 1
 
 
-def test_mistakes_in_arguments_are_refused(demo: Sweep) -> None:
-    mistakes: list[tuple[dict[str, Any], str]] = [
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ({"min_effect": 5}, "min_effect: found 5; allowed: a fraction of at least 0 and below 1"),
         ({"accuracy_margin": -1}, "accuracy_margin: found -1; allowed: at least 0"),
         ({"accuracy_margin": math.nan}, "accuracy_margin: found nan; allowed: at least 0"),
-    ]
-    for arguments, message in mistakes:
-        with pytest.raises(harness.BadInput, match=f"compare: {message}"):
-            harness.compare("demo", by="precision", **arguments)
-
-
-def test_a_name_that_is_too_long_for_a_file_is_refused() -> None:
-    with pytest.raises(harness.BadInput, match="no records of such a sweep"):
-        harness.load("a" * 300)
+    ],
+)
+def test_mistakes_in_arguments_are_refused(
+    demo: Sweep, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(harness.BadInput, match=f"compare: {message}"):
+        harness.compare("demo", by="precision", **arguments)
 
 
 def test_a_single_cell_and_a_path_are_taken_as_they_are(demo: Sweep, tmp_path: Path) -> None:
@@ -140,6 +139,8 @@ def test_all_documented_columns_are_there(tmp_path: Path) -> None:
 def test_errors_can_be_caught(demo: Sweep) -> None:
     with pytest.raises(harness.BadInput, match="nightly: no records of such a sweep"):
         harness.load("nightly")
+    with pytest.raises(harness.BadInput, match="no records of such a sweep"):
+        harness.load("a" * 300)  # too long for a file
     with pytest.raises(harness.HarnessError, match="found 2 sides with `by`"):
         harness.compare("demo", "demo", by="precision")
     with pytest.raises(harness.HarnessError, match="no such sweep file or ready sweep"):
@@ -188,16 +189,14 @@ def test_loaded_sweeps_are_compared_across_results_folders(demo: Sweep, tmp_path
 
 
 def test_a_plan_knows_what_its_trials_took(demo: Sweep, tmp_path: Path) -> None:
-    plan = harness.plan(
-        tmp_path / "sweep.yaml", settings={"seeds": [0, 1]}, only=["precision=bf16"]
-    )
+    path = tmp_path / "sweep.yaml"
+    plan = harness.plan(path, settings={"seeds": [0, 1]}, only=["precision=bf16"])
     assert [trial.seed for trial in plan.trials] == [0, 1]
     assert plan.seconds == pytest.approx(2 * 5.16, abs=0.01)
     assert plan.cells.precision.to_list() == ["bf16"]
-    varied = harness.plan(
-        "quickstart", settings={"options.hidden": [[64], [128, 64]]}, only=["workload=mlp"]
-    )
     assert plan.cells.trial_s.notna().all()
+    settings = {"options.hidden": [[64], [128, 64]]}
+    varied = harness.plan("quickstart", settings=settings, only=["workload=mlp"])
     assert varied.cells["options.hidden"].value_counts()[(128, 64)] == 3
 
 
@@ -219,16 +218,43 @@ def files_below(folder: Path) -> dict[Path, bytes]:
 def test_what_a_command_does_not_need_cannot_stop_it(demo: Sweep) -> None:
     """Peaks, parity and baselines that can't be read cost their own figures alone."""
     results = Results(Path("results"))
-    for path in (
-        results.peaks / "other-machine.json",
-        results.sweep_folder("demo").parity_path,
-        results.baselines / "other-machine" / "demo.jsonl",
-    ):
+    peaks = results.peaks / "other-machine.json"
+    baselines = results.baselines / "other-machine" / "demo.jsonl"
+    for path in (peaks, baselines, results.sweep_folder("demo").parity_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("damaged")
     for arguments in (["show", "demo"], ["report", "demo"]):
         ended = command(*arguments)
         assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("ending", "read"),
+    [
+        ("csv", pd.read_csv),
+        ("json", lambda path: pd.read_json(path, orient="records", precise_float=True)),
+        ("parquet", pd.read_parquet),
+    ],
+)
+def test_every_format_has_the_trials_of_the_data_frame(
+    demo: Sweep, tmp_path: Path, ending: str, read: Callable[[Path], pd.DataFrame]
+) -> None:
+    trials = harness.load("demo").trials
+    path = tmp_path / f"trials.{ending}"
+    written = command("show", "demo", "--output", str(path))
+    assert (written.code, written.out) == (0, f"{path}\n")
+    table = read(path)
+    assert list(table.columns) == list(trials.columns)
+    assert table.trial.to_list() == trials.trial.to_list()
+    rates = table.throughput_samples_per_s.to_list()
+    assert rates == pytest.approx(trials.throughput_samples_per_s.to_list(), rel=1e-14)
+
+
+def test_a_name_that_says_no_format_is_bad_input(demo: Sweep) -> None:
+    refused = command("show", "demo", "--output", "trials.xls")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--output: found trials.xls; allowed: a name that ends in .csv, .json," in refused.err
+    assert not Path("trials.xls").exists()
 
 
 def test_reading_a_sweep_writes_nothing(demo: Sweep) -> None:

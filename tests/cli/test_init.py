@@ -46,9 +46,7 @@ def test_seed_and_batch_size_are_those_of_the_trial() -> None:
     parser.add_argument('--seed', default=1, type=int)
     parser.add_argument("--world-size")
     """
-    Path("train.py").write_text(
-        f"import argparse\nparser = argparse.ArgumentParser()\nif True:{options}"
-    )
+    Path("train.py").write_text(f"parser = object()\nif True:{options}")
     assert harness("init", "train.py").code == 0
     cell = load_sweep(Path("train.yaml")).cells[0]
     assert cell.workload.arguments == ["--batch-size", "{batch_size}", "--seed", "{seed}"]
@@ -90,15 +88,10 @@ def test_what_is_no_script_is_refused(script: str) -> None:
     assert "found another name; allowed: a Python file" in done.err
 
 
-@pytest.mark.parametrize("name", ["train", "on", "2024", "1e3"])
+@pytest.mark.parametrize("name", ["on", "2024", "1e3"])
 def test_a_name_is_read_as_it_is(name: str) -> None:
-    assert _name_of(name) == name
-
-
-def _name_of(name: str) -> str:
     Path(f"{name}.py").write_text("")
     Path("sweep.yaml").write_text(sweep_of_script(Path(f"{name}.py"), []))
     sweep = load_sweep(Path("sweep.yaml"))
-    assert sweep.cells[0].workload.label == sweep.name
-    assert sweep.cells[0].workload.uses == f"{name}.py"
-    return sweep.name
+    workload = sweep.cells[0].workload
+    assert (sweep.name, workload.label, workload.uses) == (name, name, f"{name}.py")

@@ -1,8 +1,12 @@
-"""`tests/install.sh`, with programs in place of pip and uv that print what they are called with."""
+"""What a newcomer meets first, with programs in place of pip, uv, `harness` and typer: `tests/install.sh`,
+`make demo`, and the first second of a command.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,14 +47,10 @@ def install(folder: Path, uv_exit_code: int) -> list[str]:
 def test_uv_installs_with_the_settings_of_pip(tmp_path: Path) -> None:
     get_uv, by_uv = install(tmp_path, uv_exit_code=0)
     assert get_uv.endswith("--constraint constraints.txt uv")
-    command, *settings = by_uv.split("; ")
-    assert command.endswith("--constraint constraints.txt --editable .[test]")
-    assert settings == [
-        "https://first/simple",
-        "https://one/simple https://two/simple",
-        "/wheels,/more",
-        "unsafe-best-match",
-    ]
+    assert by_uv.endswith(
+        "--constraint constraints.txt --editable .[test]; https://first/simple;"
+        " https://one/simple https://two/simple; /wheels,/more; unsafe-best-match"
+    )
 
 
 @pytest.mark.parametrize("exit_code", [1, 2])
@@ -58,3 +58,34 @@ def test_pip_installs_what_uv_can_not(tmp_path: Path, exit_code: int) -> None:
     *_, notice, by_pip = install(tmp_path, uv_exit_code=exit_code)
     assert notice == "==> uv could not install it, so pip does, in a few minutes"
     assert by_pip == BY_PIP
+
+
+@pytest.mark.parametrize(("code", "is_well"), [(0, True), (1, False), (2, False), (3, True)])
+def test_the_demo_ends_well_unless_a_trial_failed(tmp_path: Path, code: int, is_well: bool) -> None:
+    """A busy machine disturbs trials (exit code 3), which is no error of a newcomer."""
+    program = tmp_path / "harness"
+    program.write_text(f"#!/bin/sh\nexit {code}\n", encoding="utf-8")
+    program.chmod(0o755)
+    command = ["make", "-o", "setup", "demo", f"BIN={tmp_path}"]
+    ended = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
+    assert (ended.returncode == 0) == is_well
+    assert ("were disturbed" in ended.stdout) == (code == 3)
+    assert ("harness ui" in ended.stdout) == is_well
+
+
+TYPER = """
+import os, signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt as error:
+    raise ImportError('no typer') from error
+"""
+
+
+def test_ctrl_c_while_a_command_loads_is_a_line(tmp_path: Path) -> None:
+    """A program imports typer first: this one presses Ctrl-C while it is imported, and would go on."""
+    (tmp_path / "typer.py").write_text(TYPER, encoding="utf-8")
+    command = [sys.executable, "-m", "harness.cli", "plan", "quickstart"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "harness: interrupted\n")

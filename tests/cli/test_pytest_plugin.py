@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -31,19 +30,18 @@ def test_a_cell_is_a_benchmark_in_table_and_json(project: BenchmarkProject) -> N
     run.assert_outcomes(passed=2)
     run.stdout.fnmatch_lines(["*benchmark 'mlp': 2 tests*", f"{project.fp32.label} *"])
     written = json.loads((project.path / "out.json").read_text(encoding="utf-8"))
-    fp32_benchmark = next(
-        benchmark for benchmark in written["benchmarks"] if benchmark["name"] == project.fp32.label
-    )
+    benchmarks = {benchmark["name"]: benchmark for benchmark in written["benchmarks"]}
+    fp32 = benchmarks[project.fp32.label]
     measured: list[float] = []
-    for fp32_record in records(project.fp32):
-        steps = fp32_record.ranks[0].step_seconds
+    for record in records(project.fp32):
+        steps = record.ranks[0].step_seconds
         assert steps is not None
         measured += steps[5:].tolist()
-    assert fp32_benchmark["stats"]["data"] == pytest.approx(measured)
-    assert fp32_benchmark["extra_info"]["cell"] == project.fp32.id
-    assert fp32_benchmark["extra_info"]["verdicts"]["samples/s"]["verdict"] == "same"
-    assert fp32_benchmark["extra_info"]["digests"] == [f"{seed:064x}" for seed in SEEDS]
-    assert fp32_benchmark["extra_info"]["hardware"] == ["Test-CPU-2-cores"]
+    assert fp32["stats"]["data"] == pytest.approx(measured)
+    info = fp32["extra_info"]
+    assert (info["cell"], info["hardware"]) == (project.fp32.id, ["Test-CPU-2-cores"])
+    assert info["verdicts"]["samples/s"]["verdict"] == "same"
+    assert info["digests"] == [f"{seed:064x}" for seed in SEEDS]
     assert "same: samples/s" in (project.path / "junit.xml").read_text(encoding="utf-8")
 
 
@@ -62,10 +60,7 @@ def test_a_slurm_profile_is_refused_unless_trials_are_recorded(project: Benchmar
     (project.path / "far.yaml").write_text("launcher: slurm\n", encoding="utf-8")
     run = project.pytest("--harness-cluster=far.yaml", "--harness-trials=all")
     assert run.ret != 0
-    assert any(
-        "--cluster far.yaml: launcher: found 'slurm'; allowed: torchrun" in line
-        for line in run.outlines
-    )
+    run.stdout.fnmatch_lines(["*--cluster far.yaml: launcher: found 'slurm'; allowed: torchrun*"])
 
 
 def test_baselines_of_another_sweep_warn_that_lost_cells_go_unnoticed(
@@ -73,13 +68,9 @@ def test_baselines_of_another_sweep_warn_that_lost_cells_go_unnoticed(
 ) -> None:
     project.save_and_record()
     sweep = project.path / "sweep.yaml"
-    sweep.write_text(
-        sweep.read_text(encoding="utf-8").replace("name: demo", "name: renamed"), encoding="utf-8"
-    )
-    warning = (
-        "no baseline is of a sweep named 'renamed', so cells that were removed from it go unnoticed"
-    )
-    assert any(warning in line for line in project.pytest().outlines)
+    text = sweep.read_text(encoding="utf-8")
+    sweep.write_text(text.replace("name: demo", "name: renamed"), encoding="utf-8")
+    project.pytest().stdout.fnmatch_lines(["*no baseline is of a sweep named 'renamed', so cells*"])
 
 
 def test_a_package_of_the_projects_that_is_called_like_ours_is_named(
@@ -182,9 +173,8 @@ def test_what_fails_says_why(project: BenchmarkProject) -> None:
         ["worse accuracy: accuracy 0.9020 → 0.8520*", "other bits: 0 of 5 pairs end alike"]
     )
     project.record(project.bf16)
-    project.results.sweep_folder("demo").trial_folder(
-        f"{project.bf16.id}-s4-r0"
-    ).record_path.unlink()
+    last = project.results.sweep_folder("demo").trial_folder(f"{project.bf16.id}-s4-r0")
+    last.record_path.unlink()
     run = project.pytest()
     run.assert_outcomes(passed=1, failed=1)
     run.stdout.fnmatch_lines(["1 of 5 trials have no record"])
@@ -211,10 +201,8 @@ def test_a_cell_that_was_removed_from_the_sweep_fails(project: BenchmarkProject)
 def test_a_baseline_of_another_schema_interrupts_the_session(project: BenchmarkProject) -> None:
     project.save_and_record()
     path = next(project.results.baselines.glob("*/*.json"))
-    path.write_text(
-        re.sub(r'"schema": "?[\d.]+"?', '"schema": "99.0"', path.read_text(encoding="utf-8")),
-        encoding="utf-8",
-    )
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r'"schema": "?[\d.]+"?', '"schema": "99.0"', text), encoding="utf-8")
     run = project.pytest()
     assert run.ret == pytest.ExitCode.INTERRUPTED
     run.stdout.fnmatch_lines(["*schema: found *99.0*"])
@@ -230,13 +218,15 @@ def test_an_option_that_turns_benchmarks_off_is_refused(
     run.stderr.fnmatch_lines([f"*found with {option}*"])
 
 
-def test_xdist_is_refused(project: BenchmarkProject) -> None:
+def test_xdist_and_a_sweep_without_a_baseline_are_refused(project: BenchmarkProject) -> None:
     project.save_and_record(slower=0.5)
-    run = project.pytester.runpytest_subprocess(
-        *PLUGIN, "-n2", "--harness-sweep=sweep.yaml", "--harness-baseline=results/baselines"
-    )
+    sweep = [*PLUGIN, "--harness-sweep=sweep.yaml"]
+    baselines = "--harness-baseline=results/baselines"
+    run = project.pytester.runpytest_subprocess(*sweep, "-n2", baselines)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines(["*found with pytest-xdist*"])
+    run = project.pytester.runpytest_subprocess(*sweep, "-p", "no:xdist")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_cell_without_records_fails(project: BenchmarkProject) -> None:
@@ -250,7 +240,6 @@ def test_a_cell_without_records_fails(project: BenchmarkProject) -> None:
     ("content", "error"),
     [
         ({"min_efect": "1%"}, "*gate.yaml:1: min_efect: unknown key; did you mean 'min_effect'*"),
-        ({"min_effect": "1 percent"}, "*gate.yaml:1: min_effect: found '1 percent'*"),
         ({"cells": {"cnn *": {"bits": "fail"}}}, "*found 'cnn *', which names no cell*"),
         ({"bits": "maybe"}, '*gate.yaml:1: bits: found "maybe"*'),
     ],
@@ -264,13 +253,6 @@ def test_a_mistake_in_gate_yaml_is_one_line(
     run = project.pytest()
     assert run.ret == pytest.ExitCode.INTERRUPTED
     run.stdout.fnmatch_lines([error])
-
-
-def test_a_sweep_without_a_baseline_is_refused(project: BenchmarkProject) -> None:
-    run = project.pytester.runpytest_subprocess(
-        *PLUGIN, "-p", "no:xdist", "--harness-sweep=sweep.yaml"
-    )
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_pytest_starts_without_anything_heavy(pytester: pytest.Pytester) -> None:
@@ -289,22 +271,14 @@ def test_a_folder_without_baselines_interrupts_the_session(project: BenchmarkPro
 @pytest.mark.nightly
 @pytest.mark.distributed
 def test_trials_run_again_and_are_compared_with_the_baseline(project: BenchmarkProject) -> None:
-    """The speed of this machine may vary, so the gate lets it pass; bits and accuracy must be the
-    same.
-    """
+    """The speed of this machine may vary, so the gate lets it pass; bits and accuracy are the same."""
     project.write_sweep(["fp32"])
-    less = ["--set", "seeds=0,1", "--set", "length.steps=40"]
-    assert harness(
-        "run", str(project.path / "sweep.yaml"), "--results", str(project.results.path), *less
-    ).code in (0, 3)
-    baseline.save(
-        project.results,
-        aggregate(
-            [read_record(path) for path in project.results.sweep_folder("demo").record_paths()]
-        ),
-    )
+    results, less = project.results, ["seeds=0,1", "length.steps=40"]
+    command = ["run", str(project.path / "sweep.yaml"), "--results", str(results.path)]
+    assert harness(*command, *(f"--set={change}" for change in less)).code in (0, 3)
+    records = [read_record(path) for path in results.sweep_folder("demo").record_paths()]
+    baseline.save(results, aggregate(records))
     project.write_gate(min_effect="90%", inconclusive="ignore", bits="fail")
-    options = [f"--harness-{option.removeprefix('--')}" for option in less[::2]]
-    run = project.pytest(*chain.from_iterable(zip(options, less[1::2], strict=True)), trials=())
+    run = project.pytest(*(f"--harness-set={change}" for change in less), trials=())
     run.assert_outcomes(passed=1)
     run.stdout.fnmatch_lines(["demo: 2 trials of 1 cell*", "*2/2 mlp eager*"])

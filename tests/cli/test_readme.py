@@ -39,11 +39,8 @@ def test_the_readme_takes_two_minutes() -> None:
 
 @pytest.mark.distributed
 def test_a_users_workload_trains(tmp_path: Path) -> None:
-    source = write_printed("spiral.py", tmp_path)
-    assert (
-        len([line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()])
-        <= 30
-    )
+    lines = write_printed("spiral.py", tmp_path).read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.strip()]) <= 30
     narrow, wide = run(write_printed("spiral.yaml", tmp_path))
     assert wide.numbers["final_accuracy"] > 0.95 > narrow.numbers["final_accuracy"]
 
@@ -68,16 +65,9 @@ def test_the_mistake_gives_the_line_that_is_printed(
 def test_the_gates_file_is_one_that_is_read(tmp_path: Path) -> None:
     gate = read_gate(write_printed("gate.yaml", tmp_path))
     write_printed("sweep.yaml", tmp_path)
-    cells = {
-        cell.axes.precision: cell
-        for cell in load_sweep(tmp_path / "sweep.yaml").cells
-        if cell.workload.label == "mlp"
-    }
-    assert (gate.limits(cells["fp32"]).min_effect, gate.limits(cells["fp32"]).bits) == (
-        0.01,
-        "ignore",
-    )
-    assert (gate.limits(cells["bf16"]).min_effect, gate.limits(cells["bf16"]).bits) == (
-        0.005,
-        "fail",
-    )
+    limits = {}
+    for cell in load_sweep(tmp_path / "sweep.yaml").cells:
+        if cell.workload.label == "mlp":
+            limits[cell.axes.precision] = gate.limits(cell)
+    assert (limits["fp32"].min_effect, limits["fp32"].bits) == (0.01, "ignore")
+    assert (limits["bf16"].min_effect, limits["bf16"].bits) == (0.005, "fail")
