@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +48,6 @@ def record_sweep(
         write_trial(results.sweep_folder(name), change(record) if change else record)
     write_spec(sweep, results.sweep_folder(name))
     return sweep
-
-
-def refused(*arguments: str) -> str:
-    """Return the error of a command that is bad input."""
-    ended = command(*arguments)
-    assert (ended.code, ended.err.count("\n")) == (2, 1)
-    return ended.err
 
 
 def run(*arguments: str) -> CommandResult:
@@ -111,10 +102,12 @@ def test_pruning_names_what_it_removes(results: Results) -> None:
     assert not folder.path.exists()
 
 
-def test_a_sweep_that_a_link_leads_to_is_removed_with_the_link(
+def test_a_sweep_that_a_link_leads_to_is_removed_with_the_link_and_what_was_left_before(
     results: Results, tmp_path: Path
 ) -> None:
+    """By a removal that was cut off."""
     record_sweep(results, "nightly")
+    (results.runs / ".removed-1a2b" / "weekly").mkdir(parents=True)
     folder = results.sweep_folder("nightly").path
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -142,14 +135,6 @@ def test_a_sweep_is_removed_from_nfs(results: Results, monkeypatch: pytest.Monke
     assert list(results.runs.iterdir()) == []
 
 
-def test_what_a_removal_that_was_cut_off_has_left_goes_with_the_next(results: Results) -> None:
-    record_sweep(results, "nightly")
-    leftover = results.runs / ".removed-1a2b" / "weekly"
-    leftover.mkdir(parents=True)
-    run("prune", "nightly", "--whole", "--yes")
-    assert list(results.runs.iterdir()) == []
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> SweepFolder:
     """A sweep of two trials."""
@@ -160,11 +145,8 @@ def folder(tmp_path: Path) -> SweepFolder:
 
 def problems(folder: SweepFolder) -> list[str]:
     results = Results(folder.path.parent.parent)
-    parts = [
-        housekeeping.verify_sweep(results, "demo"),
-        housekeeping.verify_machines(results),
-    ]
-    return list(filter(None, chain.from_iterable(parts)))
+    found = [*housekeeping.verify_sweep(results, "demo"), *housekeeping.verify_machines(results)]
+    return [problem for problem in found if problem]
 
 
 def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder) -> None:
@@ -174,12 +156,6 @@ def test_file_that_is_changed_or_gone_is_named(folder: SweepFolder) -> None:
     assert [str(path) in problem for problem in problems(folder)] == [True]
     path.unlink()
     assert [str(path) in problem for problem in problems(folder)] == [True]
-
-
-def test_sweep_that_was_changed_is_named(folder: SweepFolder) -> None:
-    content = json.loads(folder.spec_path.read_text(encoding="utf-8"))
-    folder.spec_path.write_text(json.dumps(content | {"repeats": 9}), encoding="utf-8")
-    assert [str(folder.spec_path) in problem for problem in problems(folder)] == [True]
 
 
 def write_files_beside(folder: SweepFolder) -> None:
@@ -200,28 +176,19 @@ def write_files_beside(folder: SweepFolder) -> None:
 
 def make_export(record: Record) -> TrialExport:
     """Return what is recorded of a model that was exported to ONNX."""
-    assert record.rank0 is not None
+    metrics = {"accuracy": 0.9}
     parity = ExportParity(
-        samples=60,
-        metrics={"accuracy": 0.9},
-        exported_metrics={"accuracy": 0.9},
-        largest_difference=1e-6,
-        tolerance=1e-5,
-    )
+        samples=60, metrics=metrics, exported_metrics=metrics, largest_difference=1e-6, tolerance=1e-5
+    )  # fmt: skip
     model = ExportedModel(
         format="onnx", bytes=1, inputs=[], parity=parity, threads=1, processor="", packages={}
     )
-    return TrialExport(
-        trial=record.trial.id,
-        at=1.0,
-        step=12,
-        weights="",
-        target="accuracy",
-        models=[model],
-    )
+    trial = record.trial.id
+    return TrialExport(trial=trial, at=1.0, step=12, weights="", target="accuracy", models=[model])
 
 
 BESIDE = (
+    ("runs/demo/sweep.json", '"repeats": 1', '"repeats": 9'),
     ("runs/demo/*-s0-r0/best/seal.json", "12", "13"),
     ("runs/demo/*-s0-r0/best/model.safetensors", "weight", "height"),
     ("runs/demo/*-s0-r0/export/export.json", "1e-06", "1e-09"),
@@ -232,7 +199,7 @@ BESIDE = (
 
 
 @pytest.mark.parametrize(("pattern", "before", "after"), BESIDE)
-def test_file_beside_a_record_that_was_edited_is_named(
+def test_any_file_that_was_edited_is_named(
     folder: SweepFolder, pattern: str, before: str, after: str
 ) -> None:
     write_files_beside(folder)
