@@ -10,13 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.compare import (
-    CellComparison,
-    Rules,
-    Side,
-    compare,
-    compare_by,
-)
+from harness.analysis.compare import CellComparison, Rules, Side, compare, compare_by
 from harness.analysis.questions import same_bits, throughput_question
 from harness.analysis.result import CellResult, TrialRow, cell_result
 from harness.analysis.sweep_result import attributions

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.parity import (
-    CellParity,
-    read_parity,
-    with_seeds,
-    write_parity,
-)
+from harness.analysis.parity import CellParity, read_parity, with_seeds, write_parity
 from harness.analysis.rungs import Rung
 from harness.core.errors import BadFile
 from harness.core.paths import SweepFolder

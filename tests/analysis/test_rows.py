@@ -18,14 +18,7 @@ from harness.records.numbers import RATE
 from harness.records.record import TargetMetric
 from harness.records.store import write_spec
 from harness.tracking.contents import cell_contents, trial_contents
-from tests.factories import (
-    BEGUN,
-    ENVIRONMENT,
-    make_cell,
-    make_record,
-    with_ranks,
-    write_trial,
-)
+from tests.factories import BEGUN, ENVIRONMENT, make_cell, make_record, with_ranks, write_trial
 from tests.support.commands import harness
 from tests.support.sweeps import load
 

@@ -110,10 +110,7 @@ def test_the_multiplier_is_torchs(size: int, noise: float, seed: int, dtype: tor
     step = torch.finfo(dtype).eps * 1e6
     reference = (exact + step * torch.randn(size, generator=generator)).to(dtype)
     result = (exact + noise * step * torch.randn(size, generator=generator)).to(dtype)
-    errors = {
-        "error": float(rmse(exact, result)),
-        "reference_error": float(rmse(exact, reference)),
-    }
+    errors = {"error": float(rmse(exact, result)), "reference_error": float(rmse(exact, reference))}
     kind = str(dtype).removeprefix("torch.")
     distance = replace(NEAR, dtype=kind, shape=(size,), scale=0.0, **errors)
     assert distance.excess is not None

@@ -11,11 +11,7 @@ import pytest
 
 from harness.cli import main as cli
 from harness.cli.arguments import complete_recorded_sweeps
-from harness.core.paths import (
-    Results,
-    remove_temporary_files,
-    results_folder,
-)
+from harness.core.paths import Results, remove_temporary_files, results_folder
 from tests.support.commands import harness
 
 

@@ -23,15 +23,7 @@ from harness.launch import tasks
 from harness.launch.launcher import RankProgram
 from harness.records.assignment import read_assignment
 from harness.tracking import Tracker
-from tests.export.blobs import (
-    SAMPLES,
-    Net,
-    TrainedTrial,
-    files_below,
-    make_blobs,
-    perturbed,
-    train,
-)
+from tests.export.blobs import SAMPLES, Net, TrainedTrial, files_below, make_blobs, perturbed, train
 from tests.factories import make_record, write_sweep
 from tests.support.commands import CommandResult, harness
 from tests.support.mlflow import by_label

@@ -33,11 +33,7 @@ FLOPS = 1e6  # a sample
 
 
 def measured(
-    *,
-    throughput: float | None = 20_000.0,
-    hosts: int = 1,
-    gpu: str = "",
-    **axes: Any,
+    *, throughput: float | None = 20_000.0, hosts: int = 1, gpu: str = "", **axes: Any
 ) -> Record:
     """A record with these numbers; `gpu` names the GPUs that it ran on."""
     found = make_record(make_cell(**axes))

@@ -6,11 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from harness.hardware.vendor_peaks import (
-    DTYPE_OF_PRECISION,
-    VENDOR_PEAKS,
-    vendor_peak,
-)
+from harness.hardware.vendor_peaks import DTYPE_OF_PRECISION, VENDOR_PEAKS, vendor_peak
 from harness.records.environment import Hardware
 from harness.sweep.axes import Axes
 

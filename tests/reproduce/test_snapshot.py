@@ -15,12 +15,7 @@ from torch import Tensor
 from harness.core.errors import HarnessError
 from harness.records.trace import Mark, value_name
 from harness.reproduce.divergence import RankMark
-from harness.reproduce.snapshot import (
-    MOST_ELEMENTS,
-    MOST_SNAPSHOTS,
-    snapshot_path,
-    snapshot_steps,
-)
+from harness.reproduce.snapshot import MOST_ELEMENTS, MOST_SNAPSHOTS, snapshot_path, snapshot_steps
 from harness.reproduce.trajectory import distance, distances
 from harness.reproduce.values import TensorDifference, difference, ulp_distance
 from harness.training.recorder import digest_tensor

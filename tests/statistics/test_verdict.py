@@ -12,13 +12,7 @@ from scipy.special import nctdtr, stdtrit
 
 from harness.analysis.questions import SPEED
 from harness.statistics.estimate import Estimate, between_sessions, paired, unpaired
-from harness.statistics.verdict import (
-    Metric,
-    MetricVerdict,
-    Question,
-    correct_by_holm,
-    judge,
-)
+from harness.statistics.verdict import Metric, MetricVerdict, Question, correct_by_holm, judge
 
 SECONDS = Metric(
     name="seconds", higher_is_better=False, relative=True, min_effect=0.01, better="faster", worse="slower"

@@ -18,13 +18,7 @@ from harness.core.errors import BadInput
 from harness.core.paths import Results
 from harness.tracking import Tracker
 from harness.tracking import connect as connect_module
-from harness.tracking.connect import (
-    TrackerDown,
-    check_uri,
-    connect,
-    describe_trouble,
-    shown_uri,
-)
+from harness.tracking.connect import TrackerDown, check_uri, connect, describe_trouble, shown_uri
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,7 @@ from harness.analysis.cells import group_by_cell
 from harness.analysis.parity import SweepParity
 from harness.analysis.result import aggregate
 from harness.analysis.sweep_result import SweepResult
-from harness.records.record import (
-    Compiled,
-    Interruption,
-    LossScale,
-    Record,
-    Status,
-)
+from harness.records.record import Compiled, Interruption, LossScale, Record, Status
 from harness.sweep.cell import StopRule
 from harness.tracking.contents import (
     CURVE_POINTS,

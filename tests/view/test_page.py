@@ -23,13 +23,7 @@ from harness.view.view import Table
 from tests.factories import ENVIRONMENT
 from tests.support.commands import harness
 from tests.support.parity import make_parity
-from tests.support.reports import (
-    HOSTILE,
-    failed,
-    make_records,
-    make_sweep,
-    write_run,
-)
+from tests.support.reports import HOSTILE, failed, make_records, make_sweep, write_run
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 

@@ -7,12 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.distilbert import (
-    VOCABULARY,
-    distilbert,
-    load_saved_model,
-    save_small_model,
-)
+from tests.support.distilbert import VOCABULARY, distilbert, load_saved_model, save_small_model
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
 from workloads.distilbert_settings import DistilBertOptions
