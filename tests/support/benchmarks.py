@@ -62,10 +62,8 @@ class BenchmarkProject:
             slower = 0.0005 * (day - 1)
             unchanged = []
             for record in (*records(self.fp32, slower=slower), *records(self.bf16, slower=slower)):
-                moved = replace(
-                    record, started=record.started - earlier, ended=record.ended - earlier
-                )
-                unchanged.append(moved)
+                started, ended = record.started - earlier, record.ended - earlier
+                unchanged.append(replace(record, started=started, ended=ended))
             baseline.save(self.results, aggregate(unchanged))
 
     def record(self, cell: Cell, **changes: Any) -> None:

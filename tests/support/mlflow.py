@@ -116,9 +116,8 @@ def artifact_text(uri: str, run: Run, path: str, folder: Path) -> str:
     """Return the text of a file that is stored with a run."""
     with quiet():
         folder.mkdir(exist_ok=True)
-        return Path(connect(uri).download_artifacts(run.info.run_id, path, str(folder))).read_text(
-            encoding="utf-8"
-        )
+        file = connect(uri).download_artifacts(run.info.run_id, path, str(folder))
+        return Path(file).read_text(encoding="utf-8")
 
 
 def stored_files(uri: str, run: Run) -> list[str]:

@@ -36,9 +36,7 @@ class Block:
     """A fenced block of a page."""
 
     line: int  # where it starts, from 1
-    info: (
-        str  # what follows the fence: the language, and `run` for commands that are to be executed
-    )
+    info: str  # after the fence: the language, and `run` for commands that are to be executed
     text: str
 
     @property
@@ -155,22 +153,20 @@ def write_files(text: str, folder: Path) -> list[Path]:
     return paths
 
 
-def check_file(path: Path) -> str:
-    """Read a file as the harness does and return its kind; raises what its reader raises."""
+def check_file(path: Path) -> None:
+    """Read a file as the harness does; raises what its reader raises."""
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        compile(path.read_text(encoding="utf-8"), str(path), "exec")
-        return "python"
+        compile(text, str(path), "exec")
     if path.suffix not in (".yaml", ".yml"):
-        return "other"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return
+    keys = yaml.safe_load(text).keys()
     if "workloads" in keys:
         assert sweep.load_sweep(path).trials()
-        return "sweep"
-    if "launcher" in keys or "slurm" in keys or "device" in keys:
+    elif keys & {"launcher", "slurm", "device"}:
         cluster.load_profile(str(path))
-        return "profile"
-    read_gate(path)
-    return "gate"
+    else:
+        read_gate(path)
 
 
 def run_page(text: str, folder: Path) -> list[str]:
@@ -209,7 +205,5 @@ def _run(command: Command, folder: Path) -> str | None:
     )
     if ended.returncode == command.exit_code:
         return None
-    return (
-        f"{command.text}: exit code {ended.returncode}, not {command.exit_code}:\n"
-        f"{ended.stdout[-2000:]}"
-    )
+    codes = f"exit code {ended.returncode}, not {command.exit_code}"
+    return f"{command.text}: {codes}:\n{ended.stdout[-2000:]}"

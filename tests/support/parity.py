@@ -13,15 +13,9 @@ from tests.factories import make_cell
 REFERENCE = make_cell()
 OTHER = make_cell(strategy="ddp", world_size=2)
 DISTANCE = TensorDistance(
-    step=3,
-    name="weight",
-    dtype="float32",
-    shape=(40, 40),
-    differing=7,
-    error=1e-6,
-    reference_error=1e-6,
-    scale=1.0,
-)
+    step=3, name="weight", dtype="float32", shape=(40, 40), differing=7,
+    error=1e-6, reference_error=1e-6, scale=1.0,
+)  # fmt: skip
 
 
 def make_parity(reference: Cell = REFERENCE, other: Cell = OTHER, **changes: Any) -> SweepParity:
