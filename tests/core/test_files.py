@@ -89,13 +89,10 @@ def test_a_free_lock_is_had_at_once_and_is_free_again_once_its_file_is_closed(
         assert lock_file(second, 0)
 
 
-def test_folder_that_others_may_write_becomes_private(tmp_path: Path) -> None:
+def test_what_is_private_others_may_not_read_and_the_umask_comes_back(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     make_private_folder(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
-
-
-def test_umask_comes_back(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         with private_umask() as umask:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.compare import Rules, Side, compare
-from harness.analysis.result import CellResult, aggregate
 from harness.gate.answer import judge_cell
 from harness.gate.limits import read_gate, unused_patterns
-from tests.factories import make_cell, make_record
-from tests.support.results import with_numbers
+from tests.factories import make_cell
+from tests.support.results import make_result
 from tests.support.sweeps import load
 
 CELL = make_cell()
@@ -19,15 +17,7 @@ CELL = make_cell()
 
 def side(name: str, metrics: Sequence[float], speeds: Sequence[float]) -> Side:
     """A side with a trial for each metric, at these samples/s."""
-    records = [make_record(CELL, seed=seed) for seed in range(len(metrics))]
-    (result,) = aggregate(records)
-    trials = []
-    for trial, metric, speed in zip(result.trials, metrics, speeds, strict=True):
-        digest = f"{name}{trial.seed}"
-        row = replace(trial, parameter_digest=digest)
-        trials.append(with_numbers(row, metric=metric, throughput=speed))
-    cell_result: CellResult = replace(result, trials=trials)
-    return Side(name=name, cells=[cell_result])
+    return Side(name=name, cells=[make_result(speeds, cell=CELL, metrics=metrics, bits=name)])
 
 
 def test_the_first_line_says_why_a_cell_fails() -> None:
@@ -46,9 +36,7 @@ def test_a_run_of_the_baselines_own_trials_does_not_pass() -> None:
     run = Side(name="run", cells=baseline.cells)
     answer = judge_cell(CELL, read_gate(None).limits(CELL), compare(baseline, [run], Rules()), 4)
     assert answer.outcome == "fail"
-    assert answer.reasons == [
-        "run and baseline are the same trials: measure again, as with --harness-trials=all"
-    ]
+    assert "run and baseline are the same trials: measure again" in answer.text
 
 
 def test_a_label_with_brackets_names_its_cell(tmp_path: Path) -> None:

@@ -23,10 +23,8 @@ def trace(micro_steps: int = 2) -> list[Mark]:
     marks = []
     for step in range(1, STEPS + 1):
         for micro_step in range(1, micro_steps + 1):
-            for phase in OF_MICRO_STEPS:
-                marks.append(make_mark(step, micro_step, phase))
-        for phase in OF_STEPS:
-            marks.append(make_mark(step, AFTER_MICRO_STEPS, phase))
+            marks += [make_mark(step, micro_step, phase) for phase in OF_MICRO_STEPS]
+        marks += [make_mark(step, AFTER_MICRO_STEPS, phase) for phase in OF_STEPS]
     return marks
 
 
@@ -76,9 +74,8 @@ def test_what_only_one_trial_has_is_counted_and_not_compared() -> None:
 @pytest.mark.parametrize("phase", ["parameters", "backward", "optimizer state", "evaluation"])
 def test_tensors_of_other_names_are_a_difference(phase: str) -> None:
     both = [make_mark(1, 1, phase, "bias"), make_mark(1, 1, phase, "scale")]
-    comparison = compare(
-        [[*both, make_mark(1, 1, phase, "weight")]], [[*both, make_mark(1, 1, phase, "kernel")]]
-    )
+    weight, kernel = make_mark(1, 1, phase, "weight"), make_mark(1, 1, phase, "kernel")
+    comparison = compare([[*both, weight]], [[*both, kernel]])
     assert comparison.divergence is None
     assert not comparison.is_same
     assert tensors_of(comparison.other_tensors_a) == [f"{phase} weight"]

@@ -18,16 +18,10 @@ TRIES = 4000
 
 
 def test_interval_by_hand() -> None:
-    """Of 1, 2, 3 the deviation is 1; Student's 97.5% quantile with 2 degrees of freedom is
-    4.302653.
-    """
+    """Of 1, 2, 3 the deviation is 1; Student's 97.5% quantile of 2 degrees of freedom is 4.302653."""
     interval = mean_interval([1.0, 2.0, 3.0])
     assert (interval.mean, interval.count) == (2.0, 3)
     assert interval.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
-
-
-def test_one_value_has_no_interval() -> None:
-    assert mean_interval([5.0]) == Interval(5.0, None, 1)
 
 
 def test_interval_of_a_rate_is_positive_and_symmetric_in_ratios() -> None:
@@ -40,7 +34,8 @@ def test_interval_of_a_rate_is_positive_and_symmetric_in_ratios() -> None:
     assert math.log(high / 100) == pytest.approx(12.7062 * math.log(100), rel=1e-4)
 
 
-def test_geometric_interval_of_one_value_and_of_absurd_ones() -> None:
+def test_intervals_of_one_value_and_of_absurd_ones() -> None:
+    assert mean_interval([5.0]) == Interval(5.0, None, 1)
     assert geometric_mean_interval([0.1]) == Interval(0.1, None, 1)
     assert geometric_mean_interval([1e-300, 1e300]).bounds == (0.0, math.inf)
     with pytest.raises(ValueError, match=r"math domain|positive"):
@@ -52,9 +47,8 @@ def test_geometric_interval_of_one_value_and_of_absurd_ones() -> None:
 def test_interval_covers_the_mean_as_often_as_it_claims(count: int, confidence: float) -> None:
     rows = np.random.default_rng(7).normal(100, 5, (TRIES, count))
     intervals = [mean_interval(row.tolist(), confidence) for row in rows]
-    coverage = np.mean(
-        [abs(interval.mean - 100) <= (interval.half_width or 0) for interval in intervals]
-    )
+    covered = [abs(interval.mean - 100) <= (interval.half_width or 0) for interval in intervals]
+    coverage = np.mean(covered)
     assert abs(coverage - confidence) < 4 * np.sqrt(confidence * (1 - confidence) / TRIES)
 
 
