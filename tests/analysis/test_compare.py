@@ -104,7 +104,7 @@ def test_pairs_ran_in_turn_on_the_same_nodes(
     for nodes, starts in ((nodes_a, starts_a), (nodes_b, starts_b)):
         result = make_result([1000.0] * len(nodes), started=[1.7e9 + start for start in starts])
         sides.append(on_nodes(result, *nodes))
-    assert compare_cells(*sides).verdicts[0].estimate.paired is is_paired
+    assert compare_cells(sides[0], sides[1]).verdicts[0].estimate.paired is is_paired
 
 
 def test_sweeps_at_once_are_no_pairs_where_their_nodes_are_unknown() -> None:
@@ -313,7 +313,7 @@ class TestAccuracy:
             cell = make_result(STEADY, metrics=self.LOW, bits=bits)
             trials = [replace(trial, seed=0, repeat=n) for n, trial in enumerate(cell.trials)]
             sides.append(replace(cell, trials=trials))
-        estimate = compare_cells(*sides).verdicts[1].estimate
+        estimate = compare_cells(sides[0], sides[1]).verdicts[1].estimate
         assert (estimate.count, estimate.standard_error) == (1, None)
 
     def test_the_same_bits_have_the_same_accuracy_however_few(self) -> None:

@@ -155,7 +155,8 @@ def test_a_stack_that_has_other_packages_by_now_is_refused(
     record, sweep_folder = make_record(), SweepFolder(tmp_path)
     assert record.environment is not None
     environment = replace(record.environment, installed=READY.installed)
-    recorded = Original(replace(record, environment=environment), sweep_folder)
+    record = replace(record, environment=environment)
+    recorded = Original(record=record, sweep_folder=sweep_folder)
     if with_list:
         pins = sweep_folder.packages_path(READY.installed)
         pins.parent.mkdir(parents=True)

@@ -129,7 +129,12 @@ class InProcessTracer:
 
 
 def with_attributes(**changes: Any) -> type[Successors]:
-    return type("Other", (Successors,), changes)
+    class Other(Successors):
+        pass
+
+    for name, value in changes.items():
+        setattr(Other, name, value)
+    return Other
 
 
 def part(folder: Path, a: type[Successors] = Successors, **changes: Any) -> tuple[TraceDiff, str]:
