@@ -49,8 +49,8 @@ def test_a_row_has_the_users_commit_and_the_nodes() -> None:
 
 def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
     """In data frames, tables, MLflow, baselines and pytest, to the last digit."""
-    keys = {"matrix": {"precision": ["fp32", "bf16"]}, "seeds": [0, 1, 2]}
-    sweep = load(tmp_path, length={"steps": 60}, warmup=2, **keys)
+    matrix = {"precision": ["fp32", "bf16"]}
+    sweep = load(tmp_path, length={"steps": 60}, warmup=2, matrix=matrix, seeds=[0, 1, 2])
     results = Results(tmp_path / "results")
     for number, trial in enumerate(sweep.trials()):
         record = make_record(trial.cell, seed=trial.seed, started=BEGUN + 20 * number)

@@ -91,16 +91,16 @@ def test_the_multiplier_is_torchs(size: int, noise: float, seed: int, dtype: tor
     step = torch.finfo(dtype).eps * 1e6
     reference = (exact + step * torch.randn(size, generator=generator)).to(dtype)
     result = (exact + noise * step * torch.randn(size, generator=generator)).to(dtype)
-    errors = {"error": float(rmse(exact, result)), "reference_error": float(rmse(exact, reference))}
-    kind = str(dtype).removeprefix("torch.")
-    distance = replace(NEAR, dtype=kind, shape=(size,), scale=0.0, **errors)
+    error, of_reference = float(rmse(exact, result)), float(rmse(exact, reference))
+    distance = replace(NEAR, dtype=str(dtype).removeprefix("torch."), shape=(size,), scale=0.0)
+    distance = replace(distance, error=error, reference_error=of_reference)
     assert distance.excess is not None
     assume(abs(distance.excess - 1) > 1e-6)
     pairs = (reference, result), (result, reference)
     of_torch = [same(*pair, exact, tol=1e-12) for pair in pairs]
     assert distance.is_within_fp64_rule == all(of_torch)
     if dtype == torch.float32:
-        rows = (tensor.double().numpy() for tensor in (reference, result, exact))
+        rows = reference.numpy(), result.numpy(), exact.numpy()
         assert rungs.meets_fp64_rule(*rows, 0.0) == all(of_torch)
 
 

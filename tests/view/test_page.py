@@ -101,8 +101,8 @@ def test_sections_of_a_complete_sweep(complete: Page) -> None:
 def test_scripts_at_several_world_sizes_have_a_report(results: Results, tmp_path: Path) -> None:
     """What a script makes of its ranks is its own affair: its cells have no strategy."""
     (tmp_path / "train.py").write_text("print('a script')\n", encoding="utf-8")
-    keys = {"seeds": [0, 1], "length": {"steps": 60}, "matrix": {"world_size": [1, 2]}}
-    sweep = load(tmp_path, {"train": {"uses": "train.py"}}, **keys)
+    workloads, matrix = {"train": {"uses": "train.py"}}, {"world_size": [1, 2]}
+    sweep = load(tmp_path, workloads, seeds=[0, 1], length={"steps": 60}, matrix=matrix)
     assert all("strategy" not in cell.levels for cell in sweep.cells)
     write_run(results, sweep, make_records(sweep))
     assert " 99.6% " in report(results).texts["cells"]  # of ideal scaling
