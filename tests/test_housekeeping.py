@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from harness import housekeeping
 from harness.analysis.parity import write_parity
@@ -22,7 +23,7 @@ from harness.records.format import sealed_text
 from harness.records.record import Record
 from harness.records.store import lock, read_spec_content, write_spec
 from harness.sweep.sweep import Sweep
-from harness.training.checkpoint import write_best
+from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, write_seal
 from tests.factories import make_cell, make_machine, make_record, write_sweep, write_trial
 from tests.support.commands import CommandResult
 from tests.support.commands import harness as command
@@ -163,8 +164,11 @@ def write_files_beside(folder: SweepFolder) -> None:
     results = Results(folder.path.parent.parent)
     record = make_record(seed=0)
     trial_folder = folder.trial_folder(record.trial.id)
-    weights = {"weight": torch.zeros(1, 1)}
-    write_best(trial_folder.best_checkpoints, record.trial.id, 12, weights, {})
+    weights_path = trial_folder.best_checkpoints / WEIGHTS_FILE
+    weights_path.parent.mkdir()
+    save_file({"weight": torch.zeros(1, 1)}, weights_path)
+    seal_path = weights_path.with_name(SEAL_FILE)
+    write_seal(seal_path, 12, [WEIGHTS_FILE], {"trial": record.trial.id})
     write_atomically(trial_folder.export_path, sealed_text(asdict(make_export(record))))
     pins = "torch==2.13.0\n"
     path = folder.packages_path(hashlib.sha256(pins.encode()).hexdigest())

@@ -101,10 +101,6 @@ class Interrupted(HarnessError):
     exit_code = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
-class BadCheckpoint(HarnessError):
-    """A checkpoint that is incomplete, or of another trial."""
-
-
 class StorageError(HarnessError):
     """A disk that is full, over its quota or failing; the message names the file and what is free.
 

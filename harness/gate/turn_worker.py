@@ -91,12 +91,12 @@ class TakingTurns(Hooks):
         """
         if state.step < self._turn_stop:
             return
-        seconds = state.step_seconds[self._turn_start :]
+        seconds = state.series["seconds"][self._turn_start :]
         self._turns.send(seconds=seconds, losses=self._digest_results(state, self._turn_start))
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
         """Return a digest of the losses of the steps from `start` on."""
-        losses = np.asarray(state.losses[start:], dtype=np.float32)
+        losses = np.asarray(state.series["loss"][start:], dtype=np.float32)
         return hashlib.sha256(losses.tobytes()).hexdigest()
 
     def should_evaluate(self, state: TrainingState) -> bool:
@@ -138,7 +138,7 @@ class ScriptTurns(TakingTurns):
 
         The loss of the last step may be reported only after it, and so after the turn.
         """
-        reported = state.losses[start:-1]
+        reported = state.series["loss"][start:-1]
         if not reported or np.isnan(reported).any():
             return self._observed.digest_parameters()
         return super()._digest_results(state, start)

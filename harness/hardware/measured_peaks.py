@@ -194,13 +194,13 @@ def measure(
         torch.set_num_threads(len(usable_cores()))
     timings: list[Timing] = []
     with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
-        if ranks.is_rank_0:
+        if ranks.rank == 0:
             timings += measure_products(device, on_progress)
             timings.append(measure_copy(device, on_progress))
         if ranks.world_size > 1:
             all_reduce_min(0)  # the other ranks wait here for rank 0
             timings += measure_all_reduces(device, ranks.world_size, on_progress)
-    if not ranks.is_rank_0:
+    if ranks.rank != 0:
         return None
     return Machine(
         device="cuda" if device.type == "cuda" else "cpu",
@@ -219,7 +219,7 @@ def measure_rank(
 
     def report_progress(measured_now: str) -> None:
         """Write what is being measured, for the command that waits; lost progress does no harm."""
-        if ranks.is_rank_0:
+        if ranks.rank == 0:
             progress = json.dumps({"now": measured_now})
             write_atomically(folder.progress_path, progress, durable=False)
 

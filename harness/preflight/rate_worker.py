@@ -25,7 +25,7 @@ from harness.preflight.rates import (
 from harness.records.record import RankResult
 from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload
-from harness.training.optimization import lr_factor, simulate_rates
+from harness.training.optimization import lr_factor, make_optimizer, simulate_rates
 from harness.training.ranks import Ranks, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
@@ -55,7 +55,7 @@ class UntilDivergence(Hooks):
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Note the loss; raises Diverged at all ranks if the mean over them has."""
-        gathered = gather(state.losses[-1])
+        gathered = gather(state.series["loss"][-1])
         loss = float(np.mean(gathered)) if gathered else math.nan
         if math.isfinite(loss):
             self.losses.append(loss)
@@ -80,7 +80,7 @@ def search_rates(
         trainer = Trainer(parts, state, hooks)
         with suppress(Diverged, NonFiniteLoss):
             trainer.run()
-        if ranks.is_rank_0:
+        if ranks.rank == 0:
             count = len(hooks.losses)
             curve = RateCurve(
                 rates=hooks.rates[:count],
@@ -94,16 +94,14 @@ def search_rates(
 
 
 def mean_schedule_factor(parts: TrialParts) -> float:
-    """Return the mean of a trial's rate over its peak, and leave the optimizer as it was.
+    """Return the mean of a trial's rate over its peak.
 
     It is that of the group of parameters with the highest peak: a rate of 0 may freeze others.
     The schedule is stepped through without training, for the number of steps of the search. It is
     assumed to depend only on the share of steps done.
     """
-    schedule, optimizer = parts.train_step.schedule, parts.optimizer
-    if schedule is None:
-        return 1.0
-    rates = max(simulate_rates(optimizer, lambda: schedule, parts.total_steps), key=max)
+    optimizer = make_optimizer(parts.workload, parts.model, parts.axes)  # with its first rates
+    rates = max(simulate_rates(parts.workload, optimizer, parts.total_steps), key=max)
     peak = max(rates)
     if peak == 0:  # the schedule rises after more steps than the search has
         return 1.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.records.trace import Recording
 from harness.training.build import TrialParts
-from harness.training.digests import full_tensor
+from harness.training.digests import full_tensor, named_tensors, workload_state
 from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Segment
@@ -73,13 +73,13 @@ class SnapshotRecorder(Recorder):
         # Rank 0 writes the unsharded tensors, but every rank must take part.
         for name, tensor in _named_tensors(self._parts):
             tensors[name] = full_tensor(tensor).contiguous().clone()
-        if self._parts.mesh.is_rank_0:
+        if self._parts.mesh.rank == 0:
             save_file(tensors, snapshot_path(self._path.parent, state.step))
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:
     """Return parameters, buffers and the workload's state by name; every rank must call this."""
     states = []
-    for name, tensor in parts.workload_state.tensors():
+    for name, tensor in named_tensors(workload_state(parts.workload)):
         states.append((f"workload state {name}", tensor))
     return [*parts.model.named_parameters(), *parts.model.named_buffers(), *states]

@@ -27,10 +27,10 @@ from workloads.settings import Between, Count
 # The strategies: each name is a value of the axis, each "module:Class" its implementation. Training
 # imports only the class of the strategy that a trial uses, so this table imports no torch.
 STRATEGIES = {
-    "single": "harness.training.strategies:Single",
+    "single": "harness.training.strategies:Strategy",
     "ddp": "harness.training.strategies:DDP",
     "fsdp2": "harness.training.strategies:FSDP2",
-    "hsdp": "harness.training.strategies:HSDP",
+    "hsdp": "harness.training.strategies:FSDP2",
 }
 # Those that are torch's `fully_shard`, and so have its settings.
 FULLY_SHARDED = ("fsdp2", "hsdp")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from pkgutil import resolve_name
 
 import numpy as np
 from torch import Tensor
@@ -22,10 +23,10 @@ from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.record import LOSS, TargetMetric
-from harness.sweep.axes import setting_that_needs_gpu
+from harness.sweep.axes import STRATEGIES, setting_that_needs_gpu
 from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
-from harness.training.digests import WorkloadState
+from harness.training.digests import workload_state
 from harness.training.execution import Compiler, apply_matmul_precision, under_autocast
 from harness.training.loader import make_loader
 from harness.training.model import (
@@ -39,7 +40,7 @@ from harness.training.order import BatchOrder
 from harness.training.ranks import Ranks, derive_seed, generators_kept, seed_everything
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep, TreeStep
-from harness.training.strategies import strategy_class
+from harness.training.strategies import Strategy
 from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
 
 # Attributes of a workload that are too large to be copied, and that training does not change.
@@ -108,7 +109,8 @@ class TrialParts:
             if axes.activation_checkpointing:
                 checkpoint_activations(workload, self.model)
             self.parameter_count = sum(part.numel() for part in self.model.parameters())
-            self.strategy = strategy_class(axes.strategy)(axes, mesh, StepClock(device))
+            strategy_class = resolve_name(STRATEGIES[axes.strategy])
+            self.strategy: Strategy = strategy_class(axes, mesh, StepClock(device))
             step_class = TreeStep if axes.reduction == "tree" else TrainStep
             self.train_step = step_class(
                 workload, self.model, self.strategy, self.compiler,
@@ -118,7 +120,7 @@ class TrialParts:
             check_training_mode(workload, self.model)
             # From here on ranks draw different numbers, for dropout on different samples.
             seed_everything(seed, mesh.rank)
-            self.workload_state = WorkloadState(workload)
+            workload_state(workload)  # it raises for a state that no checkpoint can have
             # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
             self.loader = make_loader(self.splits.train, self.order, axes, seed=seed, device=device)
             cores = assignment.lane.cores

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib import import_module
+from pkgutil import resolve_name
 
 import torch
 
@@ -53,7 +54,8 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
     """
     if not axes.deterministic:
         return
-    for name, allowed in _variables(on_gpu=on_gpu).items():
+    variables = GPU_VARIABLES if on_gpu else CPU_VARIABLES
+    for name, allowed in variables.items():
         value = os.environ.setdefault(name, allowed[0])
         if value not in allowed:
             raise BadInput(
@@ -61,17 +63,12 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
             )
 
 
-def _variables(*, on_gpu: bool) -> Mapping[str, tuple[str, ...]]:
-    """Return the variables that the mode needs on a device, with their values."""
-    return GPU_VARIABLES if on_gpu else CPU_VARIABLES
-
-
 class DeterministicMode:
     """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
 
     def __init__(self, axes: Axes, device: torch.device) -> None:
         """Set all that the mode needs; without it, leave everything as it is."""
-        self._variables = _variables(on_gpu=device.type == "cuda")
+        self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
         self._switches = SWITCHES
         if axes.execution != "eager":
             import torch._inductor.config as inductor  # takes a second to load
@@ -86,9 +83,6 @@ class DeterministicMode:
         # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
         # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # The rounding of TensorFloat-32 is no property of the model: whether a product uses it may
-        # change with the GPU.
-        torch.set_float32_matmul_precision("high" if axes.precision == "tf32" else "highest")
         for name, value in self._switches.items():
             module, _, attribute = name.rpartition(".")
             setattr(import_module(module), attribute, value)
@@ -114,8 +108,7 @@ class DeterministicMode:
             "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
         }
         for name in self._switches:
-            module, _, attribute = name.rpartition(".")
-            present[name] = getattr(import_module(module), attribute)
+            present[name] = resolve_name(name)
         for name in self._variables:
             present[name] = os.environ.get(name)
         return present

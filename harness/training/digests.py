@@ -7,7 +7,7 @@ and under any strategy: digests are over unsharded parameters.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.training.ranks import gather
+from harness.training.ranks import gather, generator_states
 from workloads.base import Workload
 
 PLAIN_TYPES = (bool, int, float, str, bytes, type(None))
+State = dict[str, Any]  # of anything, by name: tensors, plain values, and containers of them
+Named = Iterable[tuple[str, Tensor]]  # tensors and what their owner calls them
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the unsharded tensor on the CPU; every rank of a sharded tensor must call this."""
     # Only a DTensor has this method. To ask for the class would import it: a second of start-up.
-    gather_shards = getattr(tensor, "full_tensor", None)
-    if gather_shards is not None:
-        tensor = gather_shards()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
     return tensor.detach().cpu()
 
 
@@ -36,8 +37,8 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
-def digest_model(model: nn.Module, state: str | None) -> str:
-    """Return the digest of a model: parameters, buffers and `state`, the digest of the workload's own.
+def digest_model(model: nn.Module, workload: Workload) -> str:
+    """Return the digest of a model: of its parameters, of its buffers and of the workload's own state.
 
     Without buffers and state it is the digest of the parameters alone. A rank may have buffers of its
     own, such as running means; those of rank 0 are the model's. Every rank must take part; only
@@ -47,6 +48,8 @@ def digest_model(model: nn.Module, state: str | None) -> str:
     buffers = sorted(model.named_buffers())  # those that are in no state dict count too
     if buffers:
         digests.append(digest_tensors(buffers))
+    values = list(named_tensors(workload_state(workload)))
+    state = digest_tensors(values) if values else None
     # One where all ranks have the same state, which then does not depend on how many they are.
     states = [digest for digest in gather(state) if digest is not None]
     digests += states[:1] if len(set(states)) == 1 else states
@@ -55,7 +58,7 @@ def digest_model(model: nn.Module, state: str | None) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def digest_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def digest_tensors(tensors: Named) -> str:
     """Return the SHA-256 of names, types, shapes and bytes; every rank of sharded ones must take part."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
@@ -75,42 +78,23 @@ def add_tensor(update: Callable[[bytes], object], tensor: Tensor) -> None:
     update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-# The state that training changes in a workload, such as a moving average of the weights: it is saved in
-# checkpoints and digested, as the model and the optimizer are.
+def workload_state(workload: Workload) -> State:
+    """Return the state that training changes in a workload, such as a moving average of the weights.
+
+    It is saved in checkpoints and digested, as the model and the optimizer are: plain values, and unsharded
+    tensors on the CPU. Every rank must call this. Raises NotApplied for a state that can't be saved or
+    loaded again.
+    """
+    name = type(workload).__name__
+    state: State = plain_copy(workload.state_dict(), f"{name}.state_dict()", _full_copy)
+    if state and type(workload).load_state_dict is Workload.load_state_dict:
+        raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
+    return state
 
 
-class WorkloadState:
-    """The state of one rank's workload; every rank must call what saves or reads it."""
-
-    def __init__(self, workload: Workload) -> None:
-        """Raise NotApplied if the workload's state can't be saved, or can't be loaded again."""
-        self.workload = workload
-        has_load = type(workload).load_state_dict is not Workload.load_state_dict
-        if self.save() and not has_load:
-            name = type(workload).__name__
-            raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
-
-    def save(self) -> dict[str, Any]:
-        """Return the state as plain values and unsharded tensors on the CPU."""
-        path = f"{type(self.workload).__name__}.state_dict()"
-        plain: dict[str, Any] = plain_copy(
-            self.workload.state_dict(), path, lambda tensor: full_tensor(tensor).clone()
-        )
-        return plain
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore the state that `save` returned."""
-        if state:
-            self.workload.load_state_dict(state)
-
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        """Return the values of the state by name, other values than tensors as tensors."""
-        return list(_named_tensors("", self.save()))
-
-    def digest(self) -> str | None:
-        """Return the SHA-256 of the state, None if there is none."""
-        tensors = self.tensors()
-        return digest_tensors(tensors) if tensors else None
+def _full_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of the unsharded tensor on the CPU."""
+    return full_tensor(tensor).clone()
 
 
 def plain_copy(value: Any, path: str, copy_tensor: Callable[[Tensor], Any]) -> Any:
@@ -135,15 +119,26 @@ def plain_copy(value: Any, path: str, copy_tensor: Callable[[Tensor], Any]) -> A
     )
 
 
-def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield each value of a state, as `average['weight']` or `queue[0]`."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, dict):
+def named_tensors(value: Any, name: str = "") -> Named:
+    """Yield each value of a state as a tensor, by names such as `average['weight']` or `queue[0]`."""
+    if isinstance(value, dict):
         for key, item in value.items():
-            yield from _named_tensors(f"{name}[{key!r}]" if name else str(key), item)
+            yield from named_tensors(item, f"{name}[{key!r}]" if name else str(key))
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            yield from _named_tensors(f"{name}[{number}]", item)
+            yield from named_tensors(item, f"{name}[{number}]")
     else:
-        yield name, torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)
+        yield name, _as_tensor(value)
+
+
+def random_states(device: torch.device) -> Named:
+    """Yield the state of each generator that code on this device draws from as a tensor, by name."""
+    for name, state in generator_states(device).items():
+        yield name, _as_tensor(state)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Return a tensor as it is, and of anything else the bytes that Python writes it as."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.frombuffer(bytearray(repr(value).encode()), dtype=torch.uint8)

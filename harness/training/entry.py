@@ -29,8 +29,7 @@ from harness.sweep.files import (
     files_by_setting,
 )
 from harness.training.determinism import prepare_environment
-from harness.training.ranks import Ranks, bind_to_cores, choose_device, process_group
-from harness.training.strategies import strategy_class
+from harness.training.ranks import Ranks, choose_device, process_group
 from workloads.base import Workload
 from workloads.catalog import load_class
 
@@ -52,7 +51,7 @@ def joined(
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
-    needed = strategy_class(axes.strategy).needs_process_group
+    needed = axes.strategy != "single"
     offloads = axes.fsdp_cpu_offload
     with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
         yield assignment, replace(ranks, device=device)
@@ -66,7 +65,8 @@ def prepare_rank(folder: TrialFolder) -> Assignment:
     assignment = read_assignment(folder.assignment_path)
     cell = assignment.trial.cell
     check_variables(cell.environment)
-    bind_to_cores(assignment.lane.cores)
+    if assignment.lane.cores:
+        os.sched_setaffinity(0, assignment.lane.cores)  # threads that start later inherit it
     torch.set_num_threads(cell.axes.num_threads)
     return assignment
 

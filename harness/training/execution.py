@@ -10,13 +10,11 @@ the loss is searched for a tensor of the type that was asked for.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -26,9 +24,8 @@ from torch.optim import Optimizer
 
 from harness.core.errors import NotApplied, one_line
 from harness.core.files import make_private_folder
-from harness.core.packages import installed_version
 from harness.core.paths import cache_folder
-from harness.records.environment import cpu_info
+from harness.records.environment import describe_hardware, describe_software
 from harness.records.record import Compiled, LossScale
 from harness.sweep.axes import Axes
 from harness.training.state import TrainingState
@@ -44,19 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.
 REQUIRED_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16, "fp64": torch.float64}
-AMPERE = 8  # the major compute capability from which on GPUs have TensorFloat-32
-
-
-def uses_cuda_graphs(axes: Axes, device: torch.device) -> bool:
-    """Return whether steps are replayed as CUDA graphs, whose outputs stay in the same memory."""
-    return device.type == "cuda" and axes.execution in CUDA_GRAPHS
-
-
-def use_cache(folder: Path) -> None:
-    """Have torch's compilers keep their code in a folder, which only its owner may enter."""
-    make_private_folder(folder)
-    for variable in CACHE_VARIABLES:
-        os.environ[variable] = str(folder.absolute())
+AMPERE = (8, 0)  # the compute capability from which on GPUs have TensorFloat-32
 
 
 def shared_cache() -> Path:
@@ -68,13 +53,12 @@ def shared_cache() -> Path:
     compiles them for registers of 8, and computes half of a result. The paths of torch and Python
     are in the commands that compile kernels.
     """
-    cpu = cpu_info()
-    environment = [sys.version, torch.__version__, torch.__file__, installed_version("triton")]
-    environment += [cpu.get("model name"), cpu.get("flags"), cpu.get("Features")]
-    environment += [torch.backends.cpu.get_cpu_capability(), os.environ.get("ATEN_CPU_CAPABILITY")]
-    environment += [os.environ.get("CXX"), platform.platform()]  # the C library's version too
-    digest = hashlib.sha256(json.dumps(environment).encode()).hexdigest()[:16]
-    return cache_folder() / "compile" / digest
+    hardware = replace(describe_hardware(), usable_cores=0)
+    environment: list[object] = [describe_software(), hardware, torch.__file__]
+    environment.append(torch.backends.cpu.get_cpu_capability())
+    environment += [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "CXX")]
+    digest = hashlib.sha256(repr(environment).encode()).hexdigest()
+    return cache_folder() / "compile" / digest[:16]
 
 
 class Compiler:
@@ -95,11 +79,11 @@ class Compiler:
         self._is_eager = axes.execution == "eager"
         if self._is_eager:
             return
-        if axes.cache == "cold":
-            shutil.rmtree(cold_cache, ignore_errors=True)
-            use_cache(cold_cache)
-        else:
-            use_cache(shared_cache())
+        shutil.rmtree(cold_cache, ignore_errors=True)
+        folder = cold_cache if axes.cache == "cold" else shared_cache()
+        make_private_folder(folder)
+        for variable in CACHE_VARIABLES:
+            os.environ[variable] = str(folder.absolute())
         # They report the start and the end of each compilation, wherever it happens.
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
@@ -133,8 +117,8 @@ class Compiler:
     def account(self) -> Compiled | None:
         """Return the counts of compilations so far, None for eager.
 
-        Raises NotApplied if no graph was compiled, if a function was compiled so often that torch
-        has gone on in eager mode, and if a graph came from a cache that should have been cold.
+        Raises NotApplied if no graph was compiled, and if a function was compiled so often that torch
+        has gone on in eager mode.
         """
         if self._is_eager:
             return None
@@ -153,14 +137,8 @@ class Compiler:
                 " which on torch runs a function in eager mode; allowed: a model whose graph does not"
                 " change from step to step, or compile.dynamic for batches of several widths"
             )
-        inductor = counters["inductor"]
-        cache_hits = int(inductor["fxgraph_cache_hit"])
-        if cache_hits and self.axes.cache == "cold":
-            raise NotApplied(f"cache=cold had no effect: {cache_hits} graphs came from a cache")
-        breaks = {}
-        for reason, count in counters["graph_break"].items():
-            breaks[one_line(reason)] = int(count)
-        skipped = int(inductor["cudagraph_skips"])
+        breaks = {one_line(reason): n for reason, n in counters["graph_break"].items()}
+        skipped = counters["inductor"]["cudagraph_skips"]
         if skipped:
             breaks[SKIPPED_CUDA_GRAPH] = skipped
         return Compiled(
@@ -180,10 +158,8 @@ def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
     Raises NotApplied where the device has no TensorFloat-32.
     """
     use_tf32 = axes.precision == "tf32"
-    if use_tf32:
-        major, _ = torch.cuda.get_device_capability(device)
-        if major < AMPERE:
-            raise NotApplied("precision=tf32 is unavailable on this GPU; needed: Ampere or newer")
+    if use_tf32 and torch.cuda.get_device_capability(device) < AMPERE:
+        raise NotApplied("precision=tf32 is unavailable on this GPU; needed: Ampere or newer")
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = use_tf32
 

@@ -76,13 +76,6 @@ def make_loader(
     )
 
 
-def batches_ahead(loader: Iterable[Fetched]) -> int:
-    """Return how many batches the workers of a loader may have fetched before they are asked for."""
-    if not isinstance(loader, DataLoader):
-        return 0
-    return loader.num_workers * (loader.prefetch_factor or 0)
-
-
 def as_sequence(indices: Indices) -> Sequence[int]:
     """Return an array as workloads get it: a sequence of integers in all but its type."""
     return cast(Sequence[int], indices)
@@ -123,7 +116,7 @@ class BatchStream(IterableDataset[Fetched]):
             for tensor in batch:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             yield indices, worker.id, batch
-        order.seek((order.epoch + 1) * order.steps)  # of a worker that persists
+        order.seek_next_epoch()  # of a worker that persists
 
     def _fetch_here(self, step: int, indices: Indices) -> Batch:
         """Return the batch of a step, and leave the generators of training as they are."""

@@ -76,7 +76,6 @@ class _BuffersOfForward:
 
     def __init__(self, layer: nn.Module) -> None:
         self._found = [(part, name, buffer.clone()) for part, name, buffer in _buffers(layer)]
-        self._present: list[Tensor] = []
 
     def __enter__(self) -> None:
         self._present = [getattr(part, name) for part, name, _ in self._found]
@@ -122,40 +121,30 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
-    """Raise NotApplied if all trained modules are in evaluation mode.
+    """Raise NotApplied if all parts of the model are in evaluation mode.
 
-    Some modules may be in evaluation mode on purpose. But `from_pretrained` of transformers returns
-    a whole model in evaluation mode, and it would be trained without dropout.
+    Some may be on purpose. But `from_pretrained` of transformers returns a whole model in evaluation mode,
+    and it would be trained without dropout, in whichever module it is.
     """
-    trained = []
-    for module in model.modules():
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-            trained.append(module)
-    if trained and not any(module.training for module in trained):
+    leaves = [module for module in model.modules() if not list(module.children())]
+    if not any(leaf.training for leaf in leaves):
         raise NotApplied(
             f"{type(workload).__name__}: found a model in evaluation mode, which trains without"
             " dropout; needed: model.train() in build_model(), as after from_pretrained()"
         )
 
 
-def must_place_batches(axes: Axes, device: torch.device) -> bool:
-    """Return whether `place_batch` does anything to a loader's batch."""
-    return device.type != "cpu" or axes.channels_last or axes.precision == "fp64"
-
-
 def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
-    """Return the batch on `device`, in the type and the memory format of the model."""
-    return tuple(_placed(tensor, axes, device) for tensor in batch)
-
-
-def _placed(tensor: Tensor, axes: Axes, device: torch.device) -> Tensor:
-    """Return a tensor of a batch as the model takes it.
+    """Return the batch on `device`, in the type and the memory format of the model.
 
     Copies from page-locked memory are asynchronous: the host does not wait for them.
     """
-    tensor = tensor.to(device, non_blocking=True)
-    if axes.precision == "fp64" and tensor.is_floating_point():  # not labels
-        tensor = tensor.double()
-    if axes.channels_last and tensor.ndim == IMAGE_DIMENSIONS:
-        tensor = tensor.contiguous(memory_format=torch.channels_last)
-    return tensor
+    placed = []
+    for tensor in batch:
+        tensor = tensor.to(device, non_blocking=True)
+        if axes.precision == "fp64" and tensor.is_floating_point():  # not labels
+            tensor = tensor.double()
+        if axes.channels_last and tensor.ndim == IMAGE_DIMENSIONS:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        placed.append(tensor)
+    return tuple(placed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from torch import nn
@@ -14,13 +14,6 @@ from harness.core.errors import NotApplied, one_line
 from harness.sweep.axes import Axes
 from workloads.base import Workload
 
-# The axis optimizer_impl, as torch's optimizers take it: a loop over tensors, a few kernels over
-# lists of tensors, or one kernel.
-IMPLEMENTATIONS = {
-    "for-loop": {"foreach": False, "fused": False},
-    "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True},
-}
 SIMULATED_STEPS = 1000  # of a schedule at most, to see whether it depends on the optimizer's rates
 
 
@@ -47,7 +40,16 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
         # register, in another way. Where a tensor ends depends on how it is sharded.
         implementation = "foreach"
     if implementation != "recipe":
-        optimizer = _reimplement(optimizer, implementation)
+        # A new object, because an optimizer checks its implementation when it is made.
+        # A loop over tensors has neither flag.
+        flags = {name: name == implementation for name in ("foreach", "fused")}
+        groups = [{**group, **flags} for group in optimizer.param_groups]
+        optimizer_class: Any = type(optimizer)
+        try:
+            optimizer = optimizer_class(groups, **flags)
+        except (TypeError, RuntimeError) as error:  # it refuses, or takes no such arguments
+            problem = f"{optimizer_class.__name__} has no {implementation}: {one_line(error)}"
+            raise NotApplied(f"optimizer_impl: {problem}") from None
     factor = lr_factor(workload, axes)
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
@@ -62,24 +64,6 @@ def lr_factor(workload: Workload, axes: Axes) -> float:
     return 1.0
 
 
-def _reimplement(optimizer: Optimizer, implementation: str) -> Optimizer:
-    """Return the same optimizer with another implementation of its step.
-
-    It is a new object, because an optimizer checks its implementation when it is made.
-    Raises NotApplied if it refuses, or takes no such arguments.
-    """
-    flags = IMPLEMENTATIONS[implementation]
-    groups = [{**group, **flags} for group in optimizer.param_groups]
-    optimizer_class: Any = type(optimizer)
-    try:
-        reimplemented: Optimizer = optimizer_class(groups, **flags)
-    except (TypeError, RuntimeError) as error:
-        raise NotApplied(
-            f"optimizer_impl: {optimizer_class.__name__} has no {implementation}: {one_line(error)}"
-        ) from None
-    return reimplemented
-
-
 def make_schedule(
     workload: Workload, optimizer: Optimizer, axes: Axes, steps: int
 ) -> LRScheduler | None:
@@ -89,51 +73,39 @@ def make_schedule(
     it has the same ones at twice the optimizer's. So do torch's OneCycleLR and CyclicLR with
     numbers for their rates.
     """
-
-    def new_schedule() -> LRScheduler | None:
-        return workload.schedule(optimizer, steps)
-
     if axes.lr is not None or lr_factor(workload, axes) != 1:
-        simulated = min(steps, SIMULATED_STEPS)
-        rates = simulate_rates(optimizer, new_schedule, simulated)
-        doubled = simulate_rates(optimizer, new_schedule, simulated, scale=2)
-        # A group that stays at 0 is frozen by a factor, which depends on no rate.
-        if any(once == twice and any(once) for once, twice in zip(rates, doubled, strict=True)):
-            raise NotApplied(
-                f"lr and lr_scaling had no effect: {type(workload).__name__}.schedule() sets rates of"
-                " its own; needed: the optimizer's, as in"
-                " max_lr=[group['lr'] for group in optimizer.param_groups]"
-            )
-    return new_schedule()
+        rates = simulate_rates(workload, optimizer, steps)
+        doubled = simulate_rates(workload, optimizer, steps, scale=2)
+        for once, twice in zip(rates, doubled, strict=True):
+            # A group that stays at 0 is frozen by a factor, which depends on no rate.
+            if once == twice and any(once):
+                raise NotApplied(
+                    f"lr and lr_scaling had no effect: {type(workload).__name__}.schedule() sets rates"
+                    " of its own; needed: the optimizer's, as in"
+                    " max_lr=[group['lr'] for group in optimizer.param_groups]"
+                )
+    return workload.schedule(optimizer, steps)
 
 
 def simulate_rates(
-    optimizer: Optimizer,
-    make_schedule: Callable[[], LRScheduler | None],
-    steps: int,
-    scale: float = 1,
+    workload: Workload, optimizer: Optimizer, steps: int, *, scale: float = 1
 ) -> list[list[float]]:
     """Return the rates of a schedule at its first steps, shape (groups of parameters, steps).
 
-    `make_schedule` finds the optimizer with `scale` times its rates. Nothing is trained, and the optimizer
-    is left as it was before.
+    It is that of an optimizer with `scale` times the rates. At most SIMULATED_STEPS are simulated. Nothing is
+    trained, and the optimizer is left as it was.
     """
-    groups = optimizer.param_groups
-    before = [dict(group) for group in groups]
-    for group in groups:
-        # Of a tensor a copy, as torch's schedules fill it in place.
-        group["lr"] = scale * group["lr"]
+    simulated = copy(optimizer)
+    groups = [{**group, "lr": scale * group["lr"]} for group in optimizer.param_groups]
+    simulated.param_groups = groups
     rates: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.
         warnings.simplefilter("ignore", UserWarning)
-        schedule = make_schedule()
-        for _ in range(steps):
+        schedule = workload.schedule(simulated, steps)
+        for _ in range(min(steps, SIMULATED_STEPS)):
             for group, group_rates in zip(groups, rates, strict=True):
                 group_rates.append(float(group["lr"]))
             if schedule is not None:
                 schedule.step()
-    for group, settings in zip(groups, before, strict=True):
-        group.clear()
-        group.update(settings)
     return rates

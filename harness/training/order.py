@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.core.errors import BadInput
 
 Indices = NDArray[np.int64]  # of samples
+CONSTANTS = (np.uint64(1), np.uint64(2**63))  # of the two hashes of a digest
 
 
 @dataclass(kw_only=True)
@@ -39,8 +40,8 @@ class BatchOrder:
     dp_size: int
     micro_steps: int = 1
     in_order: bool = False
-    epoch: int = 0  # the epoch to iterate over
-    skip: int = 0  # batches at its start that are left out
+    # With whose batch the next iteration begins, counted from 0 over all epochs.
+    next_step: int = 0
 
     def __post_init__(self) -> None:
         """Raise BadInput if there is less than one global batch of samples."""
@@ -54,67 +55,46 @@ class BatchOrder:
         self.positions = pieces[:, self.dp_rank].reshape(-1)
         self.steps = self.samples // self.batch_size  # in an epoch
 
-    def seek(self, step: int) -> None:
-        """Have the next iteration begin with the batch of `step`.
-
-        Steps are counted from 0 over all epochs.
-        """
-        self.epoch, self.skip = divmod(step, self.steps)
-
-    @property
-    def next_step(self) -> int:
-        """Return the step that the next iteration begins with, as `seek` counts them."""
-        return self.epoch * self.steps + self.skip
+    def seek_next_epoch(self) -> None:
+        """Have the next iteration begin with the epoch after that of `next_step`."""
+        self.next_step += self.steps - self.next_step % self.steps
 
     def __iter__(self) -> Iterator[Indices]:
         """Yield this rank's share of each batch until the end of the epoch, shape (share,)."""
+        epoch, first = divmod(self.next_step, self.steps)
         permutation: Indices | None = None
         if not self.in_order:
-            permutation = np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
-        for step in range(self.skip, self.steps):
+            permutation = np.random.default_rng([self.seed, epoch]).permutation(self.samples)
+        for step in range(first, self.steps):
             positions = step * self.batch_size + self.positions
             yield positions if permutation is None else permutation[positions]
 
 
-@dataclass
-class OrderDigest:
-    """A digest of which sample was at which position of the sequence of global batches.
+def add_to_digest(
+    sums: Sequence[int], order: BatchOrder, start_step: int, batches: Sequence[Indices]
+) -> list[int]:
+    """Return the sums of a rank's digest with its share of further, consecutive batches.
 
-    Every pair of position and sample is hashed to 64 bits (splitmix64; Steele, Lea and Flood 2014),
-    twice with different constants, and the hashes are added modulo 2^64. Addition commutes, so the
-    sums of all ranks add up to a digest that does not depend on how many ranks there were.
+    The digest is of which sample was at which position of the sequence of global batches. Every pair of
+    position and sample is hashed to 64 bits (splitmix64; Steele, Lea and Flood 2014), with each of
+    CONSTANTS, and the hashes are added modulo 2^64. Addition commutes, so the sums of all ranks add up to a
+    digest that does not depend on how many ranks there were.
+
+    `batches` has the indices of the samples, shape (steps, samples of a share), from `start_step` on.
     """
-
-    sums: tuple[int, int] = (0, 0)  # of this rank's share, for either constant
-
-    def add(self, order: BatchOrder, start_step: int, batches: Sequence[Indices]) -> None:
-        """Add this rank's share of consecutive batches, which begin with that of `start_step`.
-
-        `batches` has the indices of the samples, shape (steps, samples of a share).
-        """
-        if not batches:
-            return
-        samples = np.asarray(batches, dtype=np.uint64)  # shape (steps, share)
-        steps = np.arange(start_step, start_step + len(samples), dtype=np.uint64)[:, None]
-        offsets = order.positions.astype(np.uint64)
-        positions = steps * np.uint64(order.batch_size) + offsets
-        low = _sum_hashes(positions, samples, np.uint64(1))
-        high = _sum_hashes(positions, samples, np.uint64(2**63))
-        self.sums = ((self.sums[0] + low) % 2**64, (self.sums[1] + high) % 2**64)
-
-
-def _sum_hashes(
-    positions: NDArray[np.uint64], samples: NDArray[np.uint64], constant: np.uint64
-) -> int:
-    """Return the sum modulo 2^64 of a hash of each pair of position and sample."""
-    hashes = splitmix64(splitmix64(positions + constant) ^ samples)
-    return int(hashes.sum(dtype=np.uint64))
+    samples = np.asarray(batches, dtype=np.uint64)  # shape (steps, share)
+    steps = np.arange(start_step, start_step + len(samples), dtype=np.uint64)[:, None]
+    positions = steps * np.uint64(order.batch_size) + order.positions.astype(np.uint64)
+    added = []
+    for total, constant in zip(sums, CONSTANTS, strict=True):
+        hashes = splitmix64(splitmix64(positions + constant) ^ samples)
+        added.append((total + int(hashes.sum(dtype=np.uint64))) % 2**64)
+    return added
 
 
 def join_digests(sums: Sequence[Sequence[int]]) -> str:
     """Return the digest of the global order, 32 hexadecimal digits, from the sums of all ranks."""
-    low = sum(rank_sums[0] for rank_sums in sums) % 2**64
-    high = sum(rank_sums[1] for rank_sums in sums) % 2**64
+    low, high = (sum(of_ranks) % 2**64 for of_ranks in zip(*sums, strict=True))
     return f"{low:016x}{high:016x}"
 
 

@@ -12,10 +12,9 @@ import os
 import random
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,6 @@ from harness.core.errors import BadInput
 from harness.core.ports import listen
 
 CPU = torch.device("cpu")
-THREADS = Path("/proc/self/task")  # a folder for each thread of this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +63,9 @@ class Ranks:
         os.environ["WORLD_SIZE"] = str(self.world_size)
 
     @property
-    def is_rank_0(self) -> bool:
-        """Return whether this rank writes the files that a trial has once."""
-        return self.rank == 0
-
-    @property
     def host(self) -> str:
         """Return Slurm's name of this node, or the machine's own name."""
         return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def bind_to_cores(cores: Sequence[int]) -> None:
-    """Let this process run on these cores only, with all of its threads; on all if there are none.
-
-    Threads and processes that are started later inherit it.
-    """
-    if not cores:
-        return
-    for thread in THREADS.iterdir():
-        with suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 def choose_device(
@@ -154,11 +135,9 @@ def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
     A launcher that runs on every node has one there already. Otherwise rank 0 makes it, as torch
     would, but one that listens at that address alone: whoever reaches a store may read and write it.
     """
-    address, port = os.environ.get("MASTER_ADDR"), int(os.environ.get("MASTER_PORT", "0"))
-    if not address or not port:
-        raise BadInput("MASTER_ADDR, MASTER_PORT: found none; allowed: both, as torchrun sets them")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listening: dict[str, Any] = {"is_master": False}
-    if ranks.is_rank_0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         listening = {"is_master": True, "master_listen_fd": listen(address, port).detach()}
     return TCPStore(address, port, ranks.world_size, timeout=timeout, **listening)
 
@@ -209,15 +188,6 @@ def restore_generators(states: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def random_states(device: torch.device) -> list[tuple[str, torch.Tensor]]:
-    """Return the states of all generators that a forward on this device may draw from, by name."""
-    states = generator_states(device)
-    _, python, _ = states.pop("python")
-    _, keys, position, *_ = states.pop("numpy")
-    named = [("python", torch.tensor(python)), ("numpy", torch.tensor([*keys, position]))]
-    return [*named, *states.items()]
-
-
 @contextmanager
 def generators_kept(device: torch.device) -> Iterator[None]:
     """Leave the generators that code on this device draws from as they are, whatever a block does."""
@@ -257,11 +227,10 @@ def gather(value: Any) -> list[Any]:
     """
     if not dist.is_initialized():
         return [value]
-    if dist.get_rank() != 0:
-        dist.gather_object(value)
-        return []
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(value, values)
+    values: list[Any] = []
+    if dist.get_rank() == 0:
+        values = [None] * dist.get_world_size()
+    dist.gather_object(value, values or None)
     return values
 
 

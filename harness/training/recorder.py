@@ -5,9 +5,10 @@ A profile by torch.profiler is of further steps of a trial, once all that it rec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,15 @@ from harness.records.trace import (
     values_path,
 )
 from harness.training.build import TrialParts
-from harness.training.digests import add_tensor, full_tensor
+from harness.training.digests import (
+    Named,
+    add_tensor,
+    full_tensor,
+    named_tensors,
+    random_states,
+    workload_state,
+)
 from harness.training.model import place_batch
-from harness.training.ranks import random_states
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
 from harness.training.train import Hooks, batches_from
@@ -43,7 +50,6 @@ NO_SETTINGS = (
 )  # fmt: skip
 PROFILER_WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
 TABLE_ROWS = 30
-Named = Iterable[tuple[str, Tensor]]  # tensors and what the model or the optimizer calls them
 
 
 class Recorder(Hooks):
@@ -87,7 +93,11 @@ class Recorder(Hooks):
         parts = self._parts
         if parts.train_step.observe is observe_nothing:
             parts.train_step.observe = self._observe
-            parts.strategy.watch_local_gradients(parts.model, self._on_local_gradient)
+            # Of what this rank computes, before ranks share it; FSDP2's parameters have no such moment.
+            for name, parameter in parts.model.named_parameters():
+                if parameter.requires_grad:
+                    hook = partial(self._on_local_gradient, name)
+                    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         return stop
 
     def _observe(self, moment: str, micro_step: int, value: Any) -> None:
@@ -98,7 +108,7 @@ class Recorder(Hooks):
             case "indices":
                 self._step, self._micro_step = parts.train_step.step + 1, 1
                 self._write("parameters", model.named_parameters())
-                if parts.mesh.is_rank_0:  # DDP's other ranks get its buffers in the forward
+                if parts.mesh.rank == 0:  # DDP's other ranks get its buffers in the forward
                     self._write("buffers before", model.named_buffers())
                 self._write("samples", [("sample ids", torch.tensor(value))])
             case "batch":
@@ -121,7 +131,7 @@ class Recorder(Hooks):
             case "after_step":
                 if type(parts.workload).after_step is not Workload.after_step:
                     self._write("after_step", model.named_parameters())
-                self._write("workload state", parts.workload_state.tensors())
+                self._write("workload state", named_tensors(workload_state(parts.workload)))
                 self._file.flush()
 
     def _on_local_gradient(self, name: str, gradient: Tensor) -> None:

@@ -42,18 +42,17 @@ REMEDY = (
 )
 
 
-def describe_conditions(
-    trial_id: str, packages: Sequence[str], device: torch.device
-) -> dict[str, str]:
+def describe_conditions(parts: TrialParts) -> dict[str, str]:
     """Return the conditions of this process by name.
 
     Of the harness, only the code that trains counts: another version of the report changes no result,
     and a sweep that takes days must not start again for it. Of packages, those count that the workload
-    imports (`packages`), and NumPy, which draws the order of samples.
+    imports, and NumPy, which draws the order of samples.
     """
+    packages = parts.assignment.packages
     software, hardware = describe_software(packages), describe_hardware()
     conditions = {
-        "trial": trial_id,
+        "trial": parts.assignment.trial.id,
         "code": training_digest(),
         "python": software.python,
         "torch": software.torch,
@@ -64,8 +63,8 @@ def describe_conditions(
     }
     for name in {"numpy", *packages}:
         conditions[f"package {name}"] = str(software.packages.get(name))
-    if device.type == "cuda":
-        conditions["gpu"] = torch.cuda.get_device_name(device)
+    if parts.device.type == "cuda":
+        conditions["gpu"] = torch.cuda.get_device_name(parts.device)
     for name, value in relevant_variables(os.environ).items():
         if chooses_kernels(name):
             conditions[name] = value

@@ -92,7 +92,7 @@ class ScriptObserver:
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:
             self.target = TargetMetric(**asdict(cell.workload.target))
-        self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.is_rank_0)
+        self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.rank == 0)
         self.notes: list[str] = []  # for the trial's record
         # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
@@ -229,7 +229,7 @@ class ScriptObserver:
         pauses = self.pauses.lengthening(times.steps)
         times = replace(times, steps=times.steps - pauses)
         segment = Segment(start, self.reports.mean_losses(start, state.step), times)
-        state.add_steps(segment.losses, times.steps, {})
+        state.add_steps({"loss": segment.losses, "seconds": times.steps})
         state.add_seconds("train", segment.seconds)
         state.add_seconds("evaluate", float(pauses.sum()))
         rate = segment.steps / segment.seconds
@@ -246,7 +246,7 @@ class ScriptObserver:
         if self.clock.running and state.step > self._segment_start:
             self._end_segment()
         # Of the last step of a segment it may have been reported after that.
-        state.losses = self.reports.mean_losses(0, state.step).tolist()
+        state.series["loss"] = self.reports.mean_losses(0, state.step).tolist()
 
     # Results
 
@@ -305,7 +305,7 @@ class ScriptObserver:
             samples_per_step=self.samples_per_step,
             notes=self.notes,
         )
-        if not self.ranks.is_rank_0:
+        if self.ranks.rank != 0:
             return result
         # The whole script counts as one epoch, as its own epochs are not known.
         evaluations = []

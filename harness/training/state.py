@@ -8,7 +8,7 @@ failed trial's record has what was in it when the trial failed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,31 +20,32 @@ from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
 from harness.records.record import Compiled, Evaluation, Interruption
-from harness.training.order import OrderDigest
 
-COLUMNS = 2 + len(Phase)  # of a step: its loss, its seconds, and those of each phase
+Series = NDArray[np.floating[Any]]
+# What is known of a step: this rank's mean loss, its seconds, and those of each phase, NaN where they were
+# not timed.
+COLUMNS = ("loss", "seconds", *(phase.name for phase in Phase))
 # The fields that a RankResult has too.
 OF_RESULT = (
-    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "compiled", "loader_workers"
+    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "compiled", "loader_workers",
+    "order_sums",
 )  # fmt: skip
 
 
-def _empty_phases() -> dict[str, list[float]]:
-    return {phase.name: [] for phase in Phase}
+def _empty_series() -> dict[str, list[float]]:
+    return {name: [] for name in COLUMNS}
 
 
 class TrainingState(msgspec.Struct):
     """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
-    losses: list[float] = []  # of each step, this rank's mean
-    step_seconds: list[float] = []  # of each step
-    # The parts of each step in seconds, by the name of the phase; NaN where they were not timed.
-    step_phases: dict[str, list[float]] = field(default_factory=_empty_phases)
+    # The numbers of each step, by the name of the column.
+    series: dict[str, list[float]] = field(default_factory=_empty_series)
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = []
     evaluations: list[Evaluation] = []
-    order_digest: OrderDigest = field(default_factory=OrderDigest)  # over the steps done
+    order_sums: Sequence[int] = (0, 0)  # of the digest of the order (`harness.training.order`)
     loader_workers: int = 0  # how many were seen to deliver batches
     interruptions: list[Interruption] = []
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
@@ -57,37 +58,25 @@ class TrainingState(msgspec.Struct):
     training_began_at: float | None = None
     in_step: bool = False  # whether the rank trains at this moment, which other threads read
 
-    def add_steps(
-        self, losses: NDArray[Any], seconds: NDArray[Any], phases: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def add_steps(self, columns: Mapping[str, Series]) -> None:
         """Append the numbers of a segment's steps; all arrays have the shape (steps,).
 
         A phase that is missing was not timed.
         """
-        untimed = np.full(len(losses), np.nan)
-        timed = [phases.get(name, untimed) for name in self.step_phases]
-        self._append(np.column_stack([losses, seconds, *timed]))
+        untimed = np.full(len(columns["loss"]), np.nan)
+        for name, values in self.series.items():
+            values += columns.get(name, untimed).tolist()
 
-    def rows(self, start: int) -> NDArray[np.float64]:
+    def rows(self, start: int) -> Series:
         """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
-        return np.column_stack([column[start:] for column in self._columns()])
-
-    def _append(self, rows: NDArray[np.float64]) -> None:
-        """Append what `rows` returned."""
-        for column, values in zip(self._columns(), rows.T, strict=True):
-            column += values.tolist()
-
-    def _columns(self) -> list[list[float]]:
-        """Return the columns of `rows`."""
-        return [self.losses, self.step_seconds, *self.step_phases.values()]
+        return np.column_stack([values[start:] for values in self.series.values()])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
-        bare = replace(self, losses=[], step_seconds=[], step_phases=_empty_phases())
-        content: dict[str, Any] = msgspec.to_builtins(bare)
+        content: dict[str, Any] = msgspec.to_builtins(replace(self, series={}))
         return content
 
-    def resume_from(self, content: Mapping[str, Any], rows: NDArray[np.float64]) -> None:
+    def resume_from(self, content: Mapping[str, Any], rows: Series) -> None:
         """Take over what `to_dict` and `rows` returned in an earlier attempt.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
@@ -99,18 +88,18 @@ class TrainingState(msgspec.Struct):
         for name in content:
             setattr(self, name, getattr(earlier, name))
         self.in_step = False
-        self._append(rows)
+        self.series = dict(zip(COLUMNS, rows.T.tolist(), strict=True))
 
     def result(self) -> dict[str, Any]:
         """Return those fields of a RankResult that a trial leaves even if it fails."""
         fields = {name: getattr(self, name) for name in OF_RESULT}
-        fields["order_sums"] = self.order_digest.sums
-        fields["loss"] = np.asarray(self.losses, dtype=np.float32)
-        fields["step_seconds"] = np.asarray(self.step_seconds, dtype=np.float64)
+        fields["loss"] = np.asarray(self.series["loss"], dtype=np.float32)
+        fields["step_seconds"] = np.asarray(self.series["seconds"], dtype=np.float64)
         fields["step_phases"] = {}
-        for name, seconds in self.step_phases.items():
+        for phase in Phase:
+            seconds = np.asarray(self.series[phase.name], dtype=np.float32)
             if not np.isnan(seconds).all():
-                fields["step_phases"][name] = np.asarray(seconds, dtype=np.float32)
+                fields["step_phases"][phase.name] = seconds
         return fields
 
     def add_seconds(self, phase: str, seconds: float) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.measure.clock import Phase, all_gather_single
 from harness.training.digests import local_part
-from harness.training.execution import Compiler, Scaler, under_autocast, uses_cuda_graphs
+from harness.training.execution import CUDA_GRAPHS, Compiler, Scaler, under_autocast
 from harness.training.optimization import make_optimizer, make_schedule
 from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies import Strategy
@@ -56,8 +56,8 @@ class TrainStep:
         self.loss = under_autocast(axes, self.device, workload.loss)
         self.has_weights = type(workload).loss_weight is not Workload.loss_weight
         self.loss_factors: Tensor | None = None  # of the micro-batches of the step
-        # CUDA graphs write the next loss into the same memory.
-        self.copies_losses = uses_cuda_graphs(axes, self.device)
+        # CUDA graphs, which only GPUs have, write the next loss into the same memory.
+        self.copies_losses = axes.execution in CUDA_GRAPHS
         self.observe: Observer = observe_nothing
         self.step = 0  # optimizer steps done; set at the start of each segment
 
@@ -192,8 +192,21 @@ class TreeStep(TrainStep):
 
         Returns the mean loss of this rank's micro-batches.
         """
-        losses = []
-        tree = GradientTree()
+        losses: list[Tensor] = []
+        micro_steps = self.axes.grad_accum_steps
+        total = sum_tree(self._gradients(batch, losses), micro_steps)
+        count = float(micro_steps * self.mesh.world_size)  # of the micro-batches of all ranks
+        for parameter, gradient in zip(self.model.parameters(), total, strict=True):
+            if gradient is not None:
+                local_part(gradient).div_(count)
+            parameter.grad = gradient
+        return torch.stack(losses).mean()
+
+    def _gradients(self, batch: Batch, losses: list[Tensor]) -> Iterator[Gradients]:
+        """Yield the parameters' gradients of each micro-batch, and add its loss to `losses`.
+
+        They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
+        """
         rank, ranks = self.mesh.rank, self.mesh.world_size
         for number, micro_batch in enumerate(self.micro_batches(batch)):
             # The micro-batch's number over all ranks, whichever rank this is.
@@ -205,13 +218,12 @@ class TreeStep(TrainStep):
             if number > 0:
                 for buffer, of_first in zip(self.model.buffers(), buffers, strict=True):
                     buffer.copy_(of_first)
-            tree.add(self._take_gradients())
-        count = float(ranks * self.axes.grad_accum_steps)  # of the micro-batches of all ranks
-        for parameter, gradient in zip(self.model.parameters(), tree.total(), strict=True):
-            if gradient is not None:
-                local_part(gradient).div_(count)
-            parameter.grad = gradient
-        return torch.stack(losses).mean()
+            gradients = [parameter.grad for parameter in self.model.parameters()]
+            if self.axes.ddp_gradient_as_bucket_view:
+                gradients = [None if grad is None else grad.clone() for grad in gradients]
+            self.model.zero_grad(set_to_none=True)
+            yield gradients
+            del gradients  # which the sum has now
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches, whose tensors follow each other in the batch."""
@@ -219,54 +231,23 @@ class TreeStep(TrainStep):
         for start in range(0, len(batch), width):
             yield batch[start : start + width]
 
-    def _take_gradients(self) -> Gradients:
-        """Return the parameters' gradients, and leave none in the parameters.
 
-        They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
-        """
-        gradients: Gradients = []
-        for parameter in self.model.parameters():
-            gradient = parameter.grad
-            if gradient is not None and self.axes.ddp_gradient_as_bucket_view:
-                gradient = gradient.clone()
-            gradients.append(gradient)
-            parameter.grad = None
-        return gradients
+def sum_tree(leaves: Iterator[Gradients], count: int) -> Gradients:
+    """Return the sum of the next `count` leaves, a power of two, as a binary tree.
 
-
-class GradientTree:
-    """Sums up the gradients of micro-steps as a binary tree while they arrive.
-
-    It holds no more than one sum of each height, as a binary counter has one digit of each weight.
+    They are taken as they are needed, so that no more than one sum of each height is held. The first ones
+    are added to in place.
     """
-
-    def __init__(self) -> None:
-        # Of 2^height micro-steps that follow each other: the height and the sum, the highest first.
-        self._subtrees: list[tuple[int, Gradients]] = []
-
-    def add(self, gradients: Gradients) -> None:
-        """Add the gradients of the next micro-step; they belong to the tree from now on."""
-        height = 0
-        while self._subtrees and self._subtrees[-1][0] == height:
-            _, earlier = self._subtrees.pop()
-            gradients = _add(earlier, gradients)
-            height += 1
-        self._subtrees.append((height, gradients))
-
-    def total(self) -> Gradients:
-        """Return the sum over all micro-steps, whose number must be a power of two."""
-        ((_, gradients),) = self._subtrees
-        return gradients
+    if count == 1:
+        return next(leaves)
+    earlier = sum_tree(leaves, count // 2)
+    later = sum_tree(leaves, count // 2)
+    return [_add(first, second) for first, second in zip(earlier, later, strict=True)]
 
 
-def _add(earlier: Gradients, later: Gradients) -> Gradients:
-    """Add the later gradients to the earlier ones in place, and return those."""
-    sums: Gradients = []
-    for first_gradient, second_gradient in zip(earlier, later, strict=True):
-        if first_gradient is None:
-            sums.append(second_gradient)
-            continue
-        if second_gradient is not None:
-            local_part(first_gradient).add_(local_part(second_gradient))
-        sums.append(first_gradient)
-    return sums
+def _add(earlier: Tensor | None, later: Tensor | None) -> Tensor | None:
+    """Add a parameter's later gradient to the earlier one in place; either may be missing."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    local_part(earlier).add_(local_part(later))
+    return earlier

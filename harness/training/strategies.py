@@ -7,11 +7,10 @@ a class that derives from `Strategy`, and enter it in that table: its name is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,38 +25,27 @@ from harness.measure.clock import (
     mark_gradient_wait,
     reduce_scatter,
 )
-from harness.sweep.axes import STRATEGIES, Axes
-from harness.training.digests import local_part
+from harness.sweep.axes import Axes
 from harness.training.execution import Compiler
 from harness.training.ranks import Ranks, all_reduce_min
 from workloads.base import Workload
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 FIRST_BUCKET_MB = 1.0  # DDP's own cap for its first bucket
 MAX_DIGEST = 2**62 - 1
 REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def strategy_class(name: str) -> type[Strategy]:
-    """Return the class that implements the strategy `name`."""
-    implementation: type[Strategy] = resolve_name(STRATEGIES[name])
-    return implementation
-
-
 class Strategy:
-    """One way to train a model on all ranks of a mesh. One object per rank and trial.
+    """One way to train a model on all ranks of a trial. One object per rank and trial.
 
-    The methods of this class are right for a strategy whose ranks each have all parameters, and for one
-    that shards them as DTensors; derived ones override `prepare`.
+    This class itself is the strategy `single`: one process, which communicates with no other. Its methods
+    are also right for a strategy whose ranks each have all parameters, and for one that shards them as
+    DTensors; derived ones override `prepare`.
     """
 
-    # Whether ranks communicate; if not, no process group is made.
-    needs_process_group: ClassVar[bool] = True
     # Whether a rank has a part of some parameters only, so that no rank can compute a loss by
     # itself.
-    shards_parameters: ClassVar[bool] = False
+    shards_parameters = False
     # In how many steps the strategy arranges itself, in a way that results depend on. So many forwards
     # and backwards are computed before a checkpoint of later steps is loaded, and their gradients dropped.
     arranging_steps = 0
@@ -99,22 +87,6 @@ class Strategy:
         if self.tree is not None and not self.tree.calls:
             raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
-    def watch_local_gradients(
-        self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> None:
-        """Have `report` called with each gradient that this rank computes, by name, from now on.
-
-        That is in backward, before ranks share gradients, and before those of micro-steps are added up.
-        """
-
-        def report_local(name: str, gradient: Tensor) -> None:
-            report(name, local_part(gradient))
-
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                hook = partial(report_local, name)
-                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
 
@@ -126,19 +98,11 @@ class Strategy:
                     dist.broadcast(buffer, src=0)
 
 
-class Single(Strategy):
-    """Train in one process, which communicates with no other."""
-
-    needs_process_group = False
-
-
 class DDP(Strategy):
     """Train with DistributedDataParallel: each rank has the whole model, and gradients are averaged.
 
     They are sent in buckets, while backward still computes others.
     """
-
-    _replica: DistributedDataParallel  # set by `prepare`
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Return `model` in DDP, which is compiled as a whole.
@@ -147,7 +111,14 @@ class DDP(Strategy):
         with backward. Raises NotApplied for a bucket size without effect.
         """
         axes, device = self.axes, self.mesh.device
-        self._check_bucket_cap(model)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
+        cap_mb = axes.ddp_bucket_cap_mb
+        if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
+            raise NotApplied(
+                f"ddp.bucket_cap_mb={cap_mb:g} had no effect: the model's gradients have"
+                f" {size_mb:.3g} MiB, and are in one bucket with and without it"
+            )
         # DDP rebuilds its buckets in the order in which gradients became ready: in the first backward,
         # or in the second with a static graph, whose first backward only counts how often each is used.
         # Where in a bucket a gradient is decides in which order the ranks are summed up, and so, from
@@ -159,34 +130,20 @@ class DDP(Strategy):
             device_ids=[device.index] if device.type == "cuda" else None,
             **axes.torch_parameters("ddp"),
         )
+        share: Callable[[Any], Any] | None = None  # a bucket of gradients, in place of DDP itself
         if axes.reduction == "tree":
             self.tree = TreeCollective()
-            self._send_by(self.tree.all_reduce)
+            share = self.tree.all_reduce
         if axes.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
             compress = getattr(default_hooks, f"{axes.comm_hook}_compress_hook")
-            self._send_by(partial(compress, dist.group.WORLD))
+            share = partial(compress, dist.group.WORLD)
+        if share is not None:
+            # A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
+            # torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
+            self._replica.register_comm_hook(None, lambda _, bucket: share(bucket))
         return compiler(self._replica)
-
-    def _send_by(self, hook: Callable[[Any], torch.futures.Future[Tensor]]) -> None:
-        """Have DDP share its buckets of gradients by calling `hook`.
-
-        A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
-        torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
-        """
-        self._replica.register_comm_hook(None, lambda _, bucket: hook(bucket))
-
-    def _check_bucket_cap(self, model: nn.Module) -> None:
-        """Raise NotApplied if a model is too small for its bucket size to change anything."""
-        cap_mb = self.axes.ddp_bucket_cap_mb
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
-        if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
-            raise NotApplied(
-                f"ddp.bucket_cap_mb={cap_mb:g} had no effect: the model's gradients have"
-                f" {size_mb:.3g} MiB, and are in one bucket with and without it"
-            )
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Return DDP's `no_sync()` for all micro-steps but the last."""
@@ -200,77 +157,63 @@ class DDP(Strategy):
         mark_gradient_wait(loss, self.clock)
 
 
-def device_mesh(mesh: Ranks, shard_size: int | None) -> DeviceMesh:
-    """Return the ranks as torch's own mesh; every rank must ask for it.
-
-    With a `shard_size`, so many ranks hold one copy of the model. The dimensions are those of
-    `fully_shard` for plain and for hybrid sharding, by the names that torch's own documents give them.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-
-    device, ranks = mesh.device.type, mesh.world_size
-    if shard_size is None:
-        return init_device_mesh(device, (ranks,), mesh_dim_names=("dp_shard",))
-    shape = (ranks // shard_size, shard_size)
-    return init_device_mesh(device, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
-
-
 class FSDP2(Strategy):
     """Train with `fully_shard`: each rank has a shard of every parameter.
 
     Parameters of a layer are gathered before its forward and its backward, and freed afterwards; gradients
-    are reduced to their shards.
+    are reduced to their shards. Under `hsdp` that happens within groups of `shard_size` ranks, each of
+    which has the whole model, and the groups average their gradients.
     """
 
     shards_parameters = True
-    _sharded: dict[str, Any]  # FSDPModules by name, empty for the model's; set by `prepare`
-    _reduce_scatter: ShardCollective  # that gradients are shared with; set by `prepare`
-    _parameters: Sequence[nn.Parameter]  # the shards; set by `prepare`
     _gradients = 0  # a digest of which parameters have had a gradient in which step
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
-        """Shard the parameters of `model` in place; return it, compiled if the axes say so."""
-        from torch.distributed.fsdp import FSDPModule
+        """Shard each of the workload's layers, then the rest of `model`, in place; return it.
 
+        It is compiled if the axes say so.
+        """
         # Compiling only wraps the model. Its graph is traced at the first step, when it is sharded.
         training_module = compiler(model)
-        self._shard(model, workload)
-        self._parameters = list(model.parameters())
-        self._sharded = {}
-        for name, module in model.named_modules():
-            if isinstance(module, FSDPModule):  # `fully_shard` has changed its class
-                self._sharded[name] = module
+        self._sharded: list[Any] = [*workload.layers(model), model]
+        self._shard_all()
+        self._parameters = list(model.parameters())  # the shards
         # On GPUs, collectives overlap with computing, so the time in them is not lost.
         timed_by = self.clock if self.mesh.device.type == "cpu" else None
-        self._reduce_scatter = ShardCollective(reduce_scatter, timed_by)
+        collective: Callable[..., Any] = reduce_scatter
         if self.axes.reduction == "tree" and self.mesh.world_size > 1:
             self.tree = TreeCollective()
-            self._reduce_scatter = ShardCollective(self.tree.reduce_scatter, timed_by)
-        for module in self._sharded.values():
+            collective = self.tree.reduce_scatter
+        for module in self._sharded:
             if timed_by is not None:
                 module.set_custom_all_gather(ShardCollective(all_gather_single, timed_by))
             if timed_by is not None or self.tree is not None:
-                module.set_custom_reduce_scatter(self._reduce_scatter)
+                module.set_custom_reduce_scatter(ShardCollective(collective, timed_by))
             if self.tree is not None and self.axes.precision == "fp64":
                 # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                 module.set_gradient_divide_factor(1.0)
         return training_module
 
-    def _shard(self, model: nn.Module, workload: Workload) -> None:
-        """Shard each of the workload's layers, then the rest of the model."""
+    def _shard_all(self) -> None:
+        """Have torch shard the modules, over a mesh with the names that its own documents give it."""
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-        axes = self.axes
+        axes, ranks = self.axes, self.mesh.world_size
+        shape = {"dp_shard": ranks}
+        if axes.shard_size is not None:
+            shape = {"dp_replicate": ranks // axes.shard_size, "dp_shard": axes.shard_size}
+        sizes, names = tuple(shape.values()), tuple(shape)
         param_dtype = torch.bfloat16 if axes.precision == "bf16:fsdp2" else None
         reduce_dtype = REDUCE_DTYPES[axes.fsdp_reduce_dtype]
         settings: dict[str, Any] = {
-            "mesh": device_mesh(self.mesh, axes.shard_size),
+            "mesh": init_device_mesh(self.mesh.device.type, sizes, mesh_dim_names=names),
             "reshard_after_forward": axes.fsdp_reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
         }
         if axes.fsdp_cpu_offload:
             settings["offload_policy"] = CPUOffloadPolicy()
-        for module in [*workload.layers(model), model]:
+        for module in self._sharded:
             fully_shard(module, **settings)
 
     def note_gradients(self) -> None:
@@ -293,33 +236,10 @@ class FSDP2(Strategy):
                 " ddp.find_unused_parameters, or a loss that uses the same parameters at all ranks"
             )
 
-    def watch_local_gradients(
-        self, model: nn.Module, report: Callable[[str, Tensor], None]
-    ) -> None:
-        """Have `report` called with this rank's gradients of each sharded module, flattened.
-
-        FSDP2 puts them into one tensor before ranks share them, padded to equal shards.
-        """
-
-        def reduce_reported(name: str, **named: Any) -> Any:
-            report(f"{name or 'model'} (flattened)", named["input_tensor"])
-            return self._reduce_scatter(**named)
-
-        for name, module in self._sharded.items():
-            collective = ShardCollective(partial(reduce_reported, name))
-            module.set_custom_reduce_scatter(collective)
-
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
         """Have the coming backward reduce gradients only in the last micro-step."""
-        self._sharded[""].set_requires_gradient_sync(is_last)
+        self._sharded[-1].set_requires_gradient_sync(is_last)
         return nullcontext()
-
-
-class HSDP(FSDP2):
-    """Train with `fully_shard` within groups of ranks, each of which has the whole model.
-
-    The groups average their gradients: torch's mesh of ranks has two dimensions.
-    """
 
 
 def sum_rows(rows: Tensor) -> Tensor:
@@ -335,8 +255,7 @@ def sum_rows(rows: Tensor) -> Tensor:
 class TreeCollective:
     """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
 
-    def __init__(self) -> None:
-        self.calls = 0  # buckets or groups of parameters that were summed up
+    calls = 0  # buckets or groups of parameters that were summed up
 
     def reduce_scatter(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object

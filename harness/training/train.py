@@ -18,19 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
+from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, SegmentTimes
 from harness.records.record import Evaluation, TargetMetric
 from harness.sweep.cell import StopRule
 from harness.training.build import TrialParts
 from harness.training.checkpoint import Checkpointer, save_best
 from harness.training.digests import digest_model
-from harness.training.loader import Fetched, batches_ahead
-from harness.training.model import must_place_batches, place_batch, undisturbed
-from harness.training.order import BatchOrder, Indices
+from harness.training.loader import Fetched
+from harness.training.model import place_batch, undisturbed
+from harness.training.order import BatchOrder, Indices, add_to_digest
 from harness.training.progress import SIGNAL, ProgressFile, stop_is_requested
 from harness.training.ranks import all_reduce_min, broadcast_from_rank_0, gather
-from harness.training.state import TrainingState
+from harness.training.state import Series, TrainingState
 from harness.training.step import observe_nothing
 from workloads.base import Samples
 
@@ -39,6 +39,7 @@ from workloads.base import Samples
 SEGMENT_SECONDS = 2.0
 # A segment has at most this many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
+NOT_SAVED_ELSEWHERE = "another rank could not write its part of a checkpoint"
 PASSES_BETWEEN_CHECKS = 16  # of an evaluation, after which ranks agree on whether to continue
 
 
@@ -97,7 +98,7 @@ class Trainer:
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
         self.progress = ProgressFile(
-            parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.is_rank_0
+            parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.rank == 0
         )
         self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
         self.checkpointer = Checkpointer(parts)
@@ -105,7 +106,8 @@ class Trainer:
             self.checkpointer.resume(state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
-        self._batches_ahead = batches_ahead(parts.loader)  # none without workers
+        # That workers may have fetched before they are asked for; none without workers.
+        self._batches_ahead = parts.axes.num_workers * parts.axes.loader_prefetch_factor
 
     # The loop
 
@@ -187,7 +189,8 @@ class Trainer:
         parts, state = self.parts, self.state
         clock, train_step = parts.train_step.clock, parts.train_step.run
         axes, device = parts.axes, parts.device
-        must_place = must_place_batches(axes, device)
+        # Else there is nothing to do, and no mark of the clock for it.
+        must_place = device.type != "cpu" or axes.channels_last or axes.precision == "fp64"
         observe = parts.train_step.observe
         start_step = state.step
         losses: list[Tensor] = []
@@ -209,7 +212,7 @@ class Trainer:
         times = clock.stop()
         parts.telemetry.end_segment(len(losses))
         state.loader_workers = max(state.loader_workers, worker + 1)
-        state.order_digest.add(parts.order, start_step, trained_on)
+        state.order_sums = add_to_digest(state.order_sums, parts.order, start_step, trained_on)
         state.step = stop
         loss_values = torch.stack(losses).float().cpu().numpy()
         return Segment(start_step, loss_values, times)
@@ -266,7 +269,9 @@ class Trainer:
 
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
-        self.state.add_steps(segment.losses, segment.times.steps, segment.times.phases)
+        times = segment.times
+        columns: dict[str, Series] = {"loss": segment.losses, "seconds": times.steps}
+        self.state.add_steps({**columns, **times.phases})
         # torch.compile works inside a step, the first or one with another shape, and counts as its
         # own phase.
         compile_seconds = self.parts.compiler.seconds - self._counted_compile_seconds
@@ -381,11 +386,9 @@ class Trainer:
         self.progress.report("interrupted", state.step)
         self.checkpointer.stop()
         problem = ""
-        if state.step > self.checkpointer.resumed_at:
-            try:
-                self.checkpointer.save(state, interrupted_by=SIGNAL.name)
-            except StorageError as error:
-                problem = f"; {error}"
+        has_trained = state.step > self.checkpointer.resumed_at
+        if has_trained and not self.checkpointer.save(state, interrupted_by=SIGNAL.name):
+            problem = "; " + (state.unsaved or [NOT_SAVED_ELSEWHERE])[-1]
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         all_reduce_min(0)
         raise Interrupted(f"stopped after step {state.step} of {parts.total_steps}{problem}")
@@ -395,8 +398,7 @@ class Trainer:
     def digest(self) -> str:
         """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""
         with self.state.timed("digest"):
-            state_digest = self.parts.workload_state.digest()
-            return digest_model(self.parts.model, state_digest)
+            return digest_model(self.parts.model, self.parts.workload)
 
 
 def find_stop_reason(
@@ -425,14 +427,14 @@ def batches_from(loader: Iterable[Fetched], order: BatchOrder, step: int) -> Ite
 
     Workers begin to fetch at once.
     """
-    order.seek(step)
+    order.next_step = step
     return itertools.chain(iter(loader), _later_epochs(loader, order))
 
 
 def _later_epochs(loader: Iterable[Fetched], order: BatchOrder) -> Iterator[Fetched]:
     """Yield the batches of the epochs after the present one."""
     while True:
-        order.seek((order.epoch + 1) * order.steps)
+        order.seek_next_epoch()
         yield from loader
 
 

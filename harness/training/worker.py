@@ -40,10 +40,10 @@ from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
-from harness.training.digests import digest_tensors
+from harness.training.digests import digest_tensors, random_states
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
 from harness.training.progress import heartbeats
-from harness.training.ranks import Ranks, random_states
+from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 
@@ -151,7 +151,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         memory=memory,
         phases=dict(state.phases),
     )
-    if not parts.mesh.is_rank_0:
+    if parts.mesh.rank != 0:
         return result
     best = parts.selection.best(state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder

@@ -228,7 +228,7 @@ def _swap_samples(workload: MutantLine) -> None:
             dp_rank=other_rank,
             dp_size=order.dp_size,
         )
-        other.epoch, other.skip = order.epoch, order.skip
+        other.next_step = order.next_step
         pairs = zip(shares(order), shares(other), strict=True)
         for step, (share, other_share) in enumerate(pairs, start=order.next_step + 1):
             if step == options.at:
@@ -243,9 +243,10 @@ def _forget_epoch(workload: MutantLine) -> None:
     shares = BatchOrder.__iter__
 
     def same(order: BatchOrder) -> Iterator[Indices]:
-        epoch, order.epoch = order.epoch, 0
+        first = order.next_step
+        order.next_step %= order.steps
         yield from shares(order)
-        order.epoch = epoch
+        order.next_step = first
 
     BatchOrder.__iter__ = same  # type: ignore[method-assign]
 

@@ -16,19 +16,16 @@ from torch.optim import Optimizer
 from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import StepClock
 from harness.sweep.axes import Axes
-from harness.training import step
 from harness.training.execution import (
-    CUDA_GRAPHS,
     SKIPPED_CUDA_GRAPH,
     Compiler,
     Scaler,
-    uses_cuda_graphs,
 )
 from harness.training.loader import make_loader
 from harness.training.model import build_model, checkpoint_activations, place_batch
 from harness.training.order import BatchOrder
 from harness.training.state import TrainingState
-from harness.training.strategies import strategy_class
+from harness.training.strategies import Strategy
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
 from workloads.base import Splits, TensorSamples, Workload, load_splits
@@ -41,7 +38,7 @@ from workloads.settings import Settings
 def prepare_model(workload: Workload, **settings: Any) -> nn.Module:
     """Return the module that training steps would call."""
     axes = Axes(**{"batch_size": 32, **settings})
-    strategy = strategy_class(axes.strategy)(axes, SINGLE_RANK, StepClock(CPU))
+    strategy = Strategy(axes, SINGLE_RANK, StepClock(CPU))
     model = build_model(workload, axes, CPU)
     if axes.activation_checkpointing:
         checkpoint_activations(workload, model)
@@ -116,18 +113,8 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
     assert len(fetched["loader"]) == 3
 
 
-@pytest.mark.parametrize("execution", ["eager", "compile", *CUDA_GRAPHS])
-def test_losses_of_cuda_graphs_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, execution: str
-) -> None:
+def test_losses_of_cuda_graphs_are_copied(tmp_path: Path) -> None:
     """A replay writes its loss into the memory of the last one."""
-    gpu = torch.device("cuda", 0)
-    replays = execution in CUDA_GRAPHS
-    settings: dict[str, Any] = {"batch_size": 4, "execution": execution}
-    axes = Axes(**settings)
-    assert uses_cuda_graphs(axes, gpu) == replays
-    assert not uses_cuda_graphs(axes, CPU)
-    monkeypatch.setattr(step, "uses_cuda_graphs", lambda *_: replays)
     trainer = make_trainer(make_assignment(steps=2), line_fit(), tmp_path)
     kept: list[Tensor] = []
 
@@ -138,9 +125,11 @@ def test_losses_of_cuda_graphs_are_copied(
     train_step = trainer.parts.train_step
     train_step.observe = keep_loss
     _, _, batch = next(iter(trainer.parts.loader))
-    loss = train_step.run(batch)
-    assert loss == kept[0]
-    assert (loss.data_ptr() == kept[0].data_ptr()) != replays
+    for are_replayed in (False, True):
+        train_step.copies_losses = are_replayed
+        loss = train_step.run(batch)
+        assert loss == kept[-1]
+        assert (loss.data_ptr() == kept[-1].data_ptr()) != are_replayed
 
 
 def test_graphs_that_torch_does_not_replay_are_told(

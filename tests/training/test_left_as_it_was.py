@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer, SparseAdam
+from torch.optim import Optimizer, SparseAdam
 
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
@@ -20,6 +20,7 @@ from harness.training import worker
 from harness.training.recorder import Recorder
 from harness.training.train import Trainer
 from tests.support.training import make_assignment, make_trainer
+from tests.training.test_resumed_state import Points as PlainPoints
 from workloads import Batch, Splits, TensorSamples, Workload
 from workloads.settings import Settings
 
@@ -46,22 +47,13 @@ class Normalized(nn.Module):
         return output
 
 
-class Points(Workload):
+class Points(PlainPoints):
     """Fits points; its evaluation draws numbers, changes modes and buffers."""
 
     momentum = 0.1
 
-    def splits(self) -> Splits:
-        drawn = torch.Generator().manual_seed(0)
-        inputs = torch.randn(128, 8, generator=drawn)
-        samples = TensorSamples((inputs, inputs[:, :1] * 2))
-        return Splits(samples, samples)
-
     def build_model(self) -> nn.Module:
         return Normalized(self.momentum)
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return SGD(model.parameters(), lr=0.05)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         noise = torch.randn(()) + random.random() + float(np.random.random())
@@ -92,7 +84,7 @@ def test_the_digest_of_a_model_covers_its_buffers(tmp_path: Path) -> None:
         workload = Points(Settings(), Settings())
         workload.momentum = momentum
         trainer = trained(tmp_path / str(momentum), workload, make_assignment(steps=4))
-        digests.append((trainer.digest(), trainer.state.losses))
+        digests.append((trainer.digest(), trainer.state.series["loss"]))
     (first, losses), (second, other_losses) = digests
     assert losses == other_losses
     assert first != second
@@ -101,7 +93,7 @@ def test_the_digest_of_a_model_covers_its_buffers(tmp_path: Path) -> None:
 def test_evaluations_change_nothing_of_training(tmp_path: Path) -> None:
     often = trained(tmp_path / "often", Points(Settings(), Settings()), evaluated_every(2))
     seldom = trained(tmp_path / "seldom", Points(Settings(), Settings()), evaluated_every(12))
-    assert often.state.losses == seldom.state.losses
+    assert often.state.series["loss"] == seldom.state.series["loss"]
     assert often.digest() == seldom.digest()
 
 

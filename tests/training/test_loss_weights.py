@@ -33,7 +33,7 @@ def trainer_of(
 def first_gradients(trainer: Trainer) -> Tensor:
     """Return the gradients of the first batch, flattened."""
     parts = trainer.parts
-    parts.order.seek(0)
+    parts.order.next_step = 0
     _, _, batch = next(iter(parts.loader))
     parts.train_step.compute_gradients(batch)
     gradients = []
@@ -58,7 +58,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean(tmp_path: Path) -> None:
     for axes in ({}, {"grad_accum_steps": 4}, {"grad_accum_steps": 8, **TREE}):
         trainer = trainer_of(tmp_path, Weighted, axes)
         trainer.run()
-        losses.append(trainer.state.losses)
+        losses.append(trainer.state.series["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert losses[2] == pytest.approx(losses[0], rel=1e-6)
 

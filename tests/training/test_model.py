@@ -20,12 +20,12 @@ from workloads.settings import Settings
 STEPS = 24
 
 
-def frozen_trainer(folder: Path, *, evaluate_every: int, thaw_at: int = 0) -> Trainer:
+def frozen_trainer(folder: Path, *, evaluate_every: int) -> Trainer:
     """Build a trial of a frozen encoder that is evaluated every so many steps."""
     assignment = make_assignment(steps=STEPS)
     cell = replace(assignment.trial.cell, evaluate=Length(steps=evaluate_every))
     assignment = replace(assignment, trial=replace(assignment.trial, cell=cell))
-    workload = FrozenFit(FrozenOptions(dropout=0.2, thaw_at=thaw_at), Settings())
+    workload = FrozenFit(FrozenOptions(dropout=0.2), Settings())
     return make_trainer(assignment, workload, folder)
 
 
@@ -43,30 +43,17 @@ def test_evaluations_change_neither_modes_nor_what_is_trained(tmp_path: Path) ->
         assert modes_of(trainer.parts.model) == built_with
         assert not built_with["encoder.1"]
         assert built_with["head.0"]
-        trained.append((trainer.state.losses, trainer.digest()))
+        trained.append((trainer.state.series["loss"], trainer.digest()))
     assert trained[0] == trained[1] == trained[2]
 
 
-def test_a_part_that_was_thawed_stays_so(tmp_path: Path) -> None:
-    thawed = frozen_trainer(tmp_path / "thawed", evaluate_every=2, thaw_at=5)
-    thawed.run()
-    frozen = frozen_trainer(tmp_path / "frozen", evaluate_every=2)
-    frozen.run()
-    assert modes_of(thawed.parts.model)["encoder.1"]
-    assert thawed.state.losses[:5] == frozen.state.losses[:5]
-    assert thawed.state.losses[5] != frozen.state.losses[5]
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_model_in_evaluation_mode_is_refused_before_the_first_step(
-    tmp_path: Path, steps: int
-) -> None:
+def test_a_model_in_evaluation_mode_is_refused_before_the_first_step(tmp_path: Path) -> None:
     workload = EvaluatingFit(Options(dropout=0.5), Settings())
     with pytest.raises(
         NotApplied,
         match=r"^EvaluatingFit: found a model in evaluation mode.*; needed: model.train\(\) in build_m",
     ):
-        make_trainer(make_assignment(steps=steps), workload, tmp_path, hooks=NoEvaluation())
+        make_trainer(make_assignment(steps=1), workload, tmp_path, hooks=NoEvaluation())
     assert workload.step == 0
 
 

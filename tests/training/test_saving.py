@@ -8,7 +8,6 @@ import re
 import signal
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,12 +52,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 @pytest.fixture(autouse=True)
 def wait_for_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every save end with the segment after it: segments of one step are shorter than a save."""
+    votes = Checkpointer.votes
 
-    def is_done(written: Any) -> bool:
-        wait([written])
-        return True
+    def votes_of_done(checkpointer: Checkpointer, step: int) -> Any:
+        checkpointer.stop()
+        return votes(checkpointer, step)
 
-    monkeypatch.setattr(Future, "done", is_done)
+    monkeypatch.setattr(Checkpointer, "votes", votes_of_done)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def die_at_call(module: Any, name: str, call: int, *, after: bool) -> Callable[[
 
 # Of the third save, which removes the first; each with the steps of whole checkpoints afterwards.
 MOMENTS: dict[str, tuple[Callable[[], None], list[int]]] = {
-    "before anything": (die_at_call(Checkpointer, "_append_rows", 3, after=False), [4, 8]),
+    "in the series": (die_at_call(checkpoint, "_flush", 5, after=False), [4, 8]),
     "before the file": (die_at_call(torch, "save", 3, after=False), [4, 8]),
     "before the seal": (die_at_call(checkpoint, "write_atomically", 3, after=False), [4, 8]),
     "after the seal": (die_at_call(checkpoint, "write_atomically", 3, after=True), [4, 8, 12]),
@@ -149,21 +149,6 @@ def test_saving_changes_nothing_and_keeps_what_was_asked_for(
     assert names_in(folder.resume_checkpoints) == [SERIES, "step-000000016"]
 
 
-def test_a_damaged_save_is_passed_over_and_the_one_before_it_is_taken(
-    tmp_path: Path, whole: RankResult
-) -> None:
-    assignment, folder = saving_assignment(tmp_path), TrialFolder(tmp_path / "trial")
-    prepare = die_at_call(checkpoint, "write_atomically", 2, after=True)
-    assert killed_attempt(folder, assignment, prepare) == signal.SIGKILL
-    path = folder.resume_checkpoints / "step-000000008" / "rank0.pt"
-    path.write_bytes(path.read_bytes()[:-1])
-    result = attempt(folder, assignment, None)
-    assert [entry.step for entry in result.interruptions] == [4]
-    (refusal,) = result.refused_checkpoints
-    assert refusal.startswith(f"{path}: found another SHA-256")
-    assert outcome_of(result) == outcome_of(whole)
-
-
 def full_disk(*arguments: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -182,15 +167,6 @@ def test_a_full_disk_costs_a_message_and_no_trial(
     message = f"step 4 was not saved: {path}: No space left on device; free: "
     assert result.unsaved[0].startswith(message)
     assert message in capsys.readouterr().out
-
-
-def test_a_folder_that_takes_no_files_costs_a_message_and_no_trial(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path / "trial")
-    folder.path.mkdir()
-    folder.resume_checkpoints.write_text("", encoding="utf-8")  # root may write anywhere else
-    result = attempt(folder, saving_assignment(tmp_path), None)
-    assert result.rank0 is not None
-    assert result.unsaved[0].startswith("step 4 was not saved: ")
 
 
 def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(

@@ -87,8 +87,8 @@ def test_steps_losses_and_samples(tmp_path: Path, *, before: bool, second: bool)
     train(4)  # which nobody watches any more
     harness.report(loss=1.0, anything="outside of a trial")
     state = observer.state
-    assert state.step == len(state.step_seconds) == 9
-    assert state.losses == [float(step) for step in range(9)]
+    assert state.step == len(state.series["seconds"]) == 9
+    assert state.series["loss"] == [float(step) for step in range(9)]
     assert observer.samples_per_step == 3
     assert state.result()["step_phases"] == {}
     assert len(observer.optimizers) == 1 + second
@@ -111,7 +111,7 @@ def test_a_loss_is_of_its_step_where_few_steps_are_reported(
             optimizer.step()
             if not before and step % 4 == 3:
                 harness.report(loss=float(step))
-    losses = enumerate(observer.state.losses)
+    losses = enumerate(observer.state.series["loss"])
     assert {step: loss for step, loss in losses if not math.isnan(loss)} == {3: 3.0, 7: 7.0}
 
 
@@ -155,7 +155,7 @@ def test_a_length_ends_the_script(tmp_path: Path) -> None:
     ):
         train(9)
     observer.check()
-    assert len(observer.state.losses) == observer.state.step == 5
+    assert len(observer.state.series["loss"]) == observer.state.step == 5
 
 
 def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path:
         harness.report(lr=0.1, perplexity=math.inf)  # which no record can hold
         harness.report(accuracy=torch.tensor(0.5))
     observer.check()
-    assert observer.state.losses == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert observer.state.series["loss"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     first, last = observer.state.evaluations
     assert (first.step, first.metrics) == (0, {"accuracy": 0.1})
     assert (last.step, last.metrics) == (5, {"lr": 0.1, "accuracy": 0.5})

@@ -138,7 +138,7 @@ def test_each_step_of_the_training_is_counted_once(
     with watching(tmp_path) as observer:
         train()
     state = observer.state
-    assert state.step == len(state.step_seconds) == len(state.losses) == 180
+    assert state.step == len(state.series["seconds"]) == len(state.series["loss"]) == 180
     parameters = observer.parameters()
     assert len({*map(id, parameters)}) == len(parameters)
 
@@ -273,5 +273,5 @@ def test_what_is_without_gradients_is_no_part_of_a_step(
                 else:
                     with torch.no_grad() if kind == "no_grad" else torch.inference_mode():
                         now[0] += 100.0
-    assert observer.state.step_seconds[2:] == pytest.approx([1.5] * 10)
+    assert observer.state.series["seconds"][2:] == pytest.approx([1.5] * 10)
     assert observer.state.phases["evaluate"] == pytest.approx(200.0)

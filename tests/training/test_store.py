@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psutil
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.core.ports import LOOPBACK, free_port
-from harness.training.ranks import Ranks, broadcast_from_rank_0, gather, process_group
+from harness.training.ranks import Ranks, process_group
 
 ONE_RANK = Ranks(rank=0, local_rank=0, world_size=1)
 
@@ -26,34 +24,14 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     return port
 
 
-@pytest.fixture
-def joined(port: int) -> Iterator[int]:
-    """Join a process group of one rank; return the port of its store."""
+def test_rank_0_listens_at_the_address_where_ranks_meet_and_at_no_other(port: int) -> None:
     with process_group(ONE_RANK, torch.device("cpu"), needed=True, timeout=60):
-        yield port
+        listening = []
+        for connection in psutil.Process().net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                listening.append(connection.laddr.ip)
+        assert listening == [LOOPBACK]
     dist.destroy_process_group()  # it would end with this process only
-
-
-def addresses(port: int) -> list[str]:
-    """Return the addresses at which this process listens on a port."""
-    connections = psutil.Process().net_connections("tcp")
-    return [
-        connection.laddr.ip
-        for connection in connections
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-    ]
-
-
-def test_rank_0_listens_at_the_address_where_ranks_meet_and_at_no_other(joined: int) -> None:
-    assert addresses(joined) == [LOOPBACK]
-
-
-def test_values_arrive_as_they_were_sent(joined: int) -> None:
-    value = {"numbers": [1, 0.1, None], "text": "a", "state": (3, (1, 2), None)}
-    assert broadcast_from_rank_0(value) == value
-    (gathered,) = gather({"rows": torch.tensor([[0.1, 2.0]], dtype=torch.float64)})
-    assert gathered["rows"].tolist() == [[0.1, 2.0]]
-    assert gathered["rows"].dtype == torch.float64
 
 
 def test_a_launchers_store_is_used_where_there_is_one(

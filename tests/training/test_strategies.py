@@ -1,4 +1,4 @@
-"""A strategy is one module and one entry in a table; the mesh says what each rank does."""
+"""A strategy is one class and one entry in a table."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.sweep.axes import STRATEGIES
 from harness.training.execution import Compiler
-from harness.training.ranks import Ranks
-from harness.training.strategies import Strategy, device_mesh
+from harness.training.strategies import Strategy
 from tests.support.line import LineFit, Options
 from tests.support.training import make_assignment, make_trainer
 from workloads.base import Workload
@@ -56,17 +54,3 @@ def test_a_new_strategy_needs_only_its_class_and_an_entry(
         trainer.run()
         digests.add(trainer.digest())
     assert len(digests) == 1
-
-
-@pytest.fixture
-def process_group_of_eight() -> Iterator[None]:
-    """Make this process the sixth of eight ranks, whose collectives send nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("process_group_of_eight")
-def test_replicas_and_shards_are_two_dimensions() -> None:
-    ranks = Ranks(rank=5, local_rank=5, world_size=8)
-    assert device_mesh(ranks, 2).mesh.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
-from harness.sweep.axes import DEFAULTS, NEEDS, Axes, find_conflict
+from harness.sweep.axes import Axes
 from harness.training import build
 from harness.training.execution import Scaler, computed_in
 from harness.training.loader import make_loader
@@ -21,21 +21,6 @@ from tests.support.line import LineFit, Options
 from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
 from workloads import Batch
 from workloads.settings import Settings
-
-DEPENDENT_AXES = [(need, name) for need in NEEDS for name in DEFAULTS if name.startswith(need[0])]
-# A value other than the default, for axes that are not simply true or false.
-OTHER_VALUES: dict[str, Any] = {
-    "compile.dynamic": False,
-    "cache": "cold",
-    "fsdp.reshard_after_forward": False,
-    "fsdp.reduce_dtype": "bf16",
-    "loader.pin_memory": True,
-    "num_workers": 2,
-    "loader.prefetch_factor": 4,
-    "ddp.bucket_cap_mb": 1.0,
-    "comm_hook": "bf16",
-    "shard_size": 2,
-}
 
 
 @pytest.fixture
@@ -54,20 +39,6 @@ def train(folder: Path, options: Options | None = None, **axes: Any) -> Trainer:
     trainer = make_trainer(make_assignment(steps=4, **axes), workload, folder)
     trainer.run()
     return trainer
-
-
-@pytest.mark.parametrize(("need", "name"), DEPENDENT_AXES, ids=[name for _, name in DEPENDENT_AXES])
-def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(
-    need: Any, name: str
-) -> None:
-    """Such as workers of resident samples, and persistent workers without workers."""
-    setting: dict[str, Any] = {name: OTHER_VALUES.get(name, not DEFAULTS[name])}
-    if need[1] == "input loader":
-        setting["input"] = "resident"
-    assert (
-        find_conflict(Axes.of({"batch_size": 1, **setting}))
-        == f"{name} does nothing without {need[1]}"
-    )
 
 
 @pytest.mark.parametrize(
@@ -177,14 +148,10 @@ def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         train(tmp_path, num_workers=2)
 
 
-def capped(megabytes: float) -> dict[str, Any]:
-    """Return DDP with buckets of a size."""
-    return {"strategy": "ddp", "ddp.bucket_cap_mb": megabytes}
-
-
 @pytest.mark.usefixtures("process_group_of_one")
 def test_a_bucket_size_that_changed_nothing_because_the_model_is_smaller(tmp_path: Path) -> None:
     message = r"ddp.bucket_cap_mb=1 had no effect: .* are in one bucket with and without it"
     with pytest.raises(NotApplied, match=message):
-        train(tmp_path, **capped(1.0))
-    assert train(tmp_path, **capped(1e-4)).state.step == 4
+        train(tmp_path, None, strategy="ddp", **{"ddp.bucket_cap_mb": 1.0})
+    small = train(tmp_path, None, strategy="ddp", **{"ddp.bucket_cap_mb": 1e-4})
+    assert small.state.step == 4

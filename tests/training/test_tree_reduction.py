@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.sweep.axes import Axes, find_conflict
-from harness.training.step import GradientTree
+from harness.training.step import Gradients, sum_tree
 from harness.training.strategies import sum_rows
 from tests.support.frozen import AlternatingFit
 from tests.support.line import Options
@@ -30,10 +30,10 @@ def random_leaves(seed: int, elements: int = 1000) -> Tensor:
 
 def sum_at_ranks(leaves: Tensor, world_size: int) -> Tensor:
     """Return what `world_size` ranks compute: the rows of a micro-step, then the micro-steps."""
-    tree = GradientTree()
-    for micro_step in torch.split(leaves, world_size):
-        tree.add([sum_rows(micro_step).clone()])  # the tree adds in place
-    (total,) = tree.total()
+    micro_steps = torch.split(leaves, world_size)
+    # Copies, as the tree adds in place.
+    sums: list[Gradients] = [[sum_rows(micro_step).clone()] for micro_step in micro_steps]
+    (total,) = sum_tree(iter(sums), len(micro_steps))
     assert total is not None
     return total
 
@@ -54,10 +54,8 @@ def test_another_order_computes_other_bits() -> None:
 
 
 def test_a_parameter_without_a_gradient_in_some_micro_steps_gets_the_sum_of_the_others() -> None:
-    tree = GradientTree()
-    for gradient in (None, torch.ones(2), torch.ones(2), None):
-        tree.add([gradient, None])
-    used, unused = tree.total()
+    gradients = (None, torch.ones(2), torch.ones(2), None)
+    used, unused = sum_tree(iter([gradient, None] for gradient in gradients), len(gradients))
     assert used is not None
     assert used.tolist() == [2, 2]
     assert unused is None
@@ -90,5 +88,5 @@ def test_a_layer_that_is_thawed_gets_the_mean_of_the_micro_batches(tmp_path: Pat
         workload = AlternatingFit(Options(momentum=0.0), Settings())
         trainer = make_trainer(assignment, workload, tmp_path / reduction)
         trainer.run()
-        losses.append(trainer.state.losses)
+        losses.append(trainer.state.series["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

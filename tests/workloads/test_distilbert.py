@@ -104,7 +104,7 @@ def test_a_pretrained_model_trains_with_dropout_from_its_first_step(
             make_assignment(steps=3), pretrained, tmp_path / f"{dropout}", hooks=NoEvaluation()
         )
         trainer.run()
-        first_losses.append(trainer.state.losses[0])
+        first_losses.append(trainer.state.series["loss"][0])
     assert first_losses[0] != first_losses[1]
 
 

@@ -147,7 +147,7 @@ def _batches(order: BatchOrder) -> Iterator[Indices]:
     """Yield the indices of each batch, one epoch after the other."""
     while True:
         yield from order
-        order.epoch += 1
+        order.next_step += order.steps
 
 
 def main() -> None:

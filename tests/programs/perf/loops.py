@@ -54,7 +54,7 @@ class Harness:
 
     @property
     def losses(self) -> list[float]:
-        return self.trainer.state.losses
+        return self.trainer.state.series["loss"]
 
 
 class Bare:
@@ -172,7 +172,7 @@ def _whole_batches(samples: Samples, order: BatchOrder, *, pin_memory: bool) -> 
         for indices in order:
             batch = samples.batch(as_sequence(indices))
             yield tuple(tensor.pin_memory() for tensor in batch) if pin_memory else batch
-        order.epoch += 1
+        order.next_step += order.steps
 
 
 def _epochs(loader: DataLoader[Any]) -> Iterator[Batch]:

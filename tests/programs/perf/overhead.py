@@ -141,7 +141,7 @@ def main() -> None:
         for assignment in bench_assignments(folder, options.data, ranks):
             if assignment.trial.cell.workload.label in options.workloads:
                 rows += measure(assignment, folder, ranks, options.blocks)
-    if ranks.is_rank_0:
+    if ranks.rank == 0:
         leave_rows(rows)
         print(markdown_table(rows))
 
