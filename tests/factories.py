@@ -217,7 +217,7 @@ def _rank(
         step_seconds=seconds,
         step_phases={name: (seconds * share).astype(np.float32) for name, share in PHASES.items()},
         order_sums=(12345 + trial.seed, 67890 + rank),
-        memory={"resident": (300 + rank) * 2**20, "training": (100 + rank) * 2**20},
+        numbers={"memory_resident_mib": 300.0 + rank, "memory_training_mib": 100.0 + rank},
         phases={"build": 0.5, "train": float(seconds.sum())},
         rank0=rank0,
     )
@@ -248,7 +248,6 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
         stop=stop,
         target=TargetMetric(name="accuracy", higher_is_better=True),
         steps_per_epoch=10,
-        parameter_count=235_146,
         flops_per_sample=1_007_104.0,
         evaluations=tuple(evaluations),
         parameter_digest=f"{seed:064x}",

@@ -100,7 +100,7 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         interruptions = rank.interruptions
         notes = [*rank.notes, *notes]
     # Only ranks on a GPU report allocated memory.
-    is_on_gpu = any("allocated" in rank.memory for rank in ranks)
+    is_on_gpu = any("memory_allocated_mib" in rank.numbers for rank in ranks)
     hosts = {rank.host for rank in ranks}
     record = replace(
         record,

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
+
+from harness.records.record import Numbers
 
 # Torch 2.13 has renamed both, and warns of the names before.
 all_gather_single: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -55,9 +56,9 @@ class SegmentTimes:
     own end. Its phases add up to it, in a segment whose phases are timed.
     """
 
-    steps: NDArray[np.float64]  # shape (steps,)
+    steps: Numbers  # shape (steps,)
     # By name of the phase, shape (steps,); NaN in a segment that did not enter it, or times none.
-    phases: dict[str, NDArray[np.float64]]
+    phases: dict[str, Numbers]
 
 
 class StepClock:
@@ -146,13 +147,13 @@ class StepClock:
         self.running = False
         if self._is_cuda:
             torch.cuda.synchronize()
-        # What follows the last end of a step, as another optimizer's may, belongs to none.
-        last_end = len(self._codes) - self._codes[::-1].index(STEP_END)
-        seconds = self._seconds_between(self._timestamps[:last_end])
-        codes = np.asarray(self._codes[: last_end - 1])  # the last entry begins nothing
+        codes = np.asarray(self._codes)
         is_step_end = codes == STEP_END
-        step_index = np.cumsum(is_step_end) - 1
-        entered = np.where(is_step_end, Phase.data_wait, codes)
+        # What follows the last end of a step, as another optimizer's may, belongs to none.
+        last_end = np.flatnonzero(is_step_end)[-1]
+        seconds = self._seconds_between(self._timestamps[: last_end + 1])
+        step_index = np.cumsum(is_step_end[:last_end]) - 1
+        entered = np.where(is_step_end, Phase.data_wait, codes)[:last_end]
         phases = np.zeros((len(Phase), step_index[-1] + 1))
         # A step may enter a phase several times. `np.add.at` adds all its parts, where an
         # assignment by index would keep only the last.
@@ -172,7 +173,7 @@ class StepClock:
         event.record(self._stream)
         return event
 
-    def _seconds_between(self, timestamps: list[Any]) -> NDArray[np.float64]:
+    def _seconds_between(self, timestamps: list[Any]) -> Numbers:
         """Return the seconds from each timestamp to the next, shape (timestamps - 1,)."""
         if not self._is_cuda:
             nanoseconds = np.asarray(timestamps, dtype=np.int64)

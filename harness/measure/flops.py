@@ -17,6 +17,7 @@ from workloads.base import Batch
 
 # Returns the mean loss of a batch, as a workload's `loss` does, under autocast if it is trained so.
 Loss = Callable[[nn.Module, Batch], Tensor]
+Shape = Sequence[int]
 
 
 def flops_per_sample(loss_of: Loss, module: nn.Module, batch: Batch) -> float | None:
@@ -47,20 +48,15 @@ def flops_per_sample(loss_of: Loss, module: nn.Module, batch: Batch) -> float | 
     return counter.get_total_flops() / len(batch[0]) or None
 
 
-def _convolution_backward(
-    grad_out_shape: Sequence[int],
-    x_shape: Sequence[int],
-    w_shape: Sequence[int],
-    *options: Any,
-    **others: Any,
-) -> int:
+def _convolution_backward(gradient: Shape, x: Shape, w: Shape, *options: Any, **_: Any) -> int:
     """Return the operations of a convolution's backward, whose own formula in torch ignores groups.
 
-    The gradients of input and of weight each take as many multiply-adds as the forward: one for each
-    number of the kernel, which is (out, in / groups, ...), at each place of the output. Of a
-    transposed convolution it is each place of the input.
+    Given are the shapes of the output, of which `gradient` is one, the input and the weight. The gradients
+    of input and of weight each take as many multiply-adds as the forward: one for each number of the
+    kernel, which is (out, in / groups, ...), at each place of the output. Of a transposed convolution it is
+    each place of the input.
     """
     _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, output_mask = options
-    places = math.prod((x_shape if transposed else grad_out_shape)[2:])
-    multiply_adds = x_shape[0] * places * math.prod(w_shape)
+    places = math.prod((x if transposed else gradient)[2:])
+    multiply_adds = x[0] * places * math.prod(w)
     return int(2 * multiply_adds * sum(output_mask[:2]))

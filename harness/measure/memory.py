@@ -29,10 +29,7 @@ from pathlib import Path
 import torch
 
 SELF = Path("/proc/self")
-KIB = 1024
-# Written to /proc/self/clear_refs, this sets the peak of the resident size (VmHWM) to the present
-# size; see proc_pid_clear_refs(5).
-RESET_PEAK = "5"
+MIB = 2**20
 
 
 class PeakMemory:
@@ -54,13 +51,15 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
-            (SELF / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
+            # This sets the peak of the resident size (VmHWM) to the present size, see
+            # proc_pid_clear_refs(5).
+            (SELF / "clear_refs").write_text("5", encoding="ascii")
         except OSError:
             return False
         return True
 
-    def read(self) -> dict[str, int]:
-        """Return the memory since creation, in bytes; what the kernel does not say is left out.
+    def read(self) -> dict[str, float]:
+        """Return the memory since creation, as numbers of a trial; what is not known is left out.
 
         - `resident`: the peak of the resident size.
         - `allocated` and `reserved`, on a GPU: the peaks of torch's allocator.
@@ -81,7 +80,7 @@ class PeakMemory:
             memory["allocated"] = torch.cuda.max_memory_allocated(self.device)
             memory["training"] = memory["allocated"]
             memory["reserved"] = torch.cuda.max_memory_reserved(self.device)
-        return memory
+        return {f"memory_{kind}_mib": size / MIB for kind, size in memory.items()}
 
 
 def _resident_bytes() -> dict[str, int]:
@@ -91,5 +90,5 @@ def _resident_bytes() -> dict[str, int]:
         for line in (SELF / "status").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name in ("VmHWM", "VmRSS", "RssFile"):
-                sizes[name] = int(value.removesuffix("kB")) * KIB
+                sizes[name] = 1024 * int(value.removesuffix("kB"))
     return sizes

@@ -7,22 +7,20 @@ signal. The handler needs no lock of Python, so it works in an endless loop of n
 from __future__ import annotations
 
 import faulthandler
-import re
 import signal
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
 
-from harness.records.record import FRAME, own_frame
+from harness.core.files import open_log, read_tail
+from harness.records.record import own_frame
 
 # Has a process write the Python stacks of its threads. No library and no user has one this high.
 STACK_SIGNAL = signal.SIGRTMIN + 5
-LOG_END = 2**18  # bytes in which its last stacks are looked for
-OF_HARNESS = re.compile(r"/(?:harness|workloads)/")
-# A thread in what faulthandler writes, and a call of it.
-THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
-CALL = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+# What faulthandler writes before the calls of a thread, and how each of them begins.
+THREAD, CALL = "(most recent call first):\n", '  File "'
 
 
 def write_stacks_on_signal() -> None:
@@ -35,13 +33,8 @@ def write_stacks_on_signal() -> None:
 
 
 def site_of(stack: str) -> str:
-    """Return the user's own line of a traceback, as in `train.py:88`, or else the nearest to it.
-
-    That is the last line of the harness, and of anything if there is none; empty without any.
-    """
-    calls = FRAME.findall(stack)
-    of_harness = [call for call in calls if OF_HARNESS.search(call[0])]
-    frame = own_frame(stack) or (of_harness or calls or [None])[-1]
+    """Return the user's own line of a traceback, as in `train.py:88`, empty without one."""
+    frame = own_frame(stack)
     return "" if frame is None else f"{Path(frame[0]).name}:{frame[1]}"
 
 
@@ -61,14 +54,8 @@ def last_stack(log: Path) -> str:
 
     The main thread is the last of those that faulthandler writes. Here the last call is at the end.
     """
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_END))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    *_, calls = THREAD.split(text)
-    lines = []
-    for path, line, name in reversed(CALL.findall(calls)):
-        lines.append(f'  File "{path}", line {line}, in {name}')
-    return "\n".join(lines)
+    with suppress(OSError), open_log(log) as file:
+        _, _, after = read_tail(file).rpartition(THREAD)
+        calls = list(takewhile(lambda line: line.startswith(CALL), after.splitlines()))
+        return "\n".join(reversed(calls))
+    return ""

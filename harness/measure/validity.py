@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.records.record import THROTTLED_SHARE, RankResult
-from harness.sweep.cluster import ValidityRules
+from harness.measure.numbers import telemetry_numbers
+from harness.records.record import RankResult
 
-# Seconds of a trial below which the kernel's clock ticks are too coarse to tell who had the cores.
-MIN_TELEMETRY = 1.0
-# A GPU that is kept busy runs at its power limit, which is its normal speed: an H200 reported the reason
-# in 75% to 100% of the samples of DistilBERT, with its clock within 9% of the highest.
-POWER_LIMIT = "sw_power_cap"
+if TYPE_CHECKING:
+    from harness.sweep.cluster import ValidityRules
+
+PERCENT, COUNT = "{:.1%}", "{:.0f}"
 
 
 def violations(
@@ -24,53 +25,44 @@ def violations(
     """
     lines: list[str] = []
     for result in ranks:
-        telemetry = result.telemetry
-        if telemetry is None:
-            continue
         rank = f"rank {result.rank} on {result.host}"
-        for name, share in telemetry.shares.items():
-            reason = name.removeprefix(THROTTLED_SHARE)
-            if reason not in (name, POWER_LIMIT):
-                lines += _share_above(share, rules.throttled, f"throttled: {rank}: {reason}")
-        processes = telemetry.foreign_processes or ()
-        limit = rules.foreign_processes
-        if limit is not None and len(processes) > limit:
-            names = ", ".join(processes)
-            lines.append(f"foreign_processes: {rank}: found {names} on its GPU; allowed: {limit}")
-        stolen = telemetry.shares.get("cpu_steal")
-        lines += _share_above(
-            stolen, rules.steal, f"steal: {rank}: CPU time taken by other machines"
-        )
-        waited = f"contention: {rank}: waited for a core of others"
-        lines += _share_above(contention(result, ranks), rules.contention, waited)
+        found = telemetry_numbers(result.telemetry)
+        throttled, foreign = found.get("gpu_throttled"), found.get("gpu_foreign_processes")
+        lines += _above(throttled, rules.throttled, f"throttled: {rank}: by heat or its board")
+        subject = f"foreign_processes: {rank}: of others on its GPU"
+        lines += _above(foreign, rules.foreign_processes, subject, COUNT)
+        subject = f"steal: {rank}: CPU time taken by other machines"
+        lines += _above(found.get("cpu_steal"), rules.steal, subject)
+        subject = f"contention: {rank}: waited for a core of others"
+        lines += _above(contention(result, ranks), rules.contention, subject)
     starved = "data_wait: the loader starved"
-    return lines + _share_above(numbers.get("data_wait_share"), rules.data_wait, starved)
+    return lines + _above(numbers.get("data_wait_share"), rules.data_wait, starved)
 
 
 def contention(result: RankResult, ranks: Sequence[RankResult]) -> float | None:
     """Return the share of the time for which a rank waited for a core that another program had.
 
     That is how long its main thread was ready and had no core, but no more than the cores that others
-    used: ranks may have to share cores among themselves. None if it is unknown, or if the trial was too
-    short for the kernel's clock ticks.
+    used: ranks may have to share cores among themselves. None if it is unknown.
     """
-    neighbors = [rank.telemetry for rank in ranks if rank.host == result.host]
-    telemetry = result.telemetry
-    if telemetry is None or telemetry.seconds < MIN_TELEMETRY or "cpu_wait" not in telemetry.shares:
+    shares = result.telemetry.shares
+    if "cpu_wait" not in shares:
         return None
-    cores_of_others = telemetry.shares["host_cpu"]
-    for neighbor in neighbors:
-        if neighbor is None:
-            return None
-        cores_of_others -= neighbor.shares.get("process_cpu", 0.0)
-    return min(telemetry.shares["cpu_wait"], max(0.0, cores_of_others))
+    cores_of_others = shares["host_cpu"]
+    for rank in ranks:
+        if rank.host == result.host:
+            # If what a rank used is unknown, as of one that failed, it may have been all.
+            cores_of_others -= rank.telemetry.shares.get("process_cpu", math.inf)
+    return min(shares["cpu_wait"], max(0.0, cores_of_others))
 
 
-def _share_above(share: float | None, limit: float | None, subject: str) -> list[str]:
-    """Return a line about a share that is above its limit, no line otherwise."""
-    if share is None or limit is None or share <= limit:
+def _above(
+    value: float | None, limit: float | None, subject: str, shown: str = PERCENT
+) -> list[str]:
+    """Return a line about a value that is above its limit, no line otherwise."""
+    if value is None or limit is None or value <= limit:
         return []
-    return [f"{subject}: found {share:.1%}; allowed: at most {limit:.1%}"]
+    return [f"{subject}: found {shown.format(value)}; allowed: at most {shown.format(limit)}"]
 
 
 def load_of_others() -> float | None:

@@ -9,12 +9,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.records.record import Numbers, RankResult
 from harness.sweep.cell import Cell
+
+Ranks: TypeAlias = Sequence[RankResult]  # what the ranks of a trial left, in their order
+Mask: TypeAlias = NDArray[np.bool_]  # True for some steps, shape (steps,)
 
 # Steps are grouped into bins, and the test runs on the bins' medians: a single slow step is no
 # change.
@@ -38,19 +42,19 @@ MEDIAN_DIFFERENCE = 0.954
 class Window:
     """The steps that are measured."""
 
-    mask: NDArray[np.bool_]  # True for the steps in the window, shape (steps,)
+    mask: Mask  # True for the steps in the window, shape (steps,)
     # Whether all attempts became steady; None if they were too short to tell.
     settled: bool | None
     # True for the steps whose phases are known, in the same part of the trial, shape (steps,).
-    phases: NDArray[np.bool_]
+    phases: Mask
 
 
-def step_seconds(ranks: Sequence[RankResult]) -> Numbers:
+def step_seconds(ranks: Ranks) -> Numbers:
     """Return how long each step took each rank, float64, shape (ranks, steps)."""
     return np.array([rank.step_seconds for rank in ranks], dtype=np.float64)
 
 
-def measured_window(ranks: Sequence[RankResult], cell: Cell) -> Window:
+def measured_window(ranks: Ranks, cell: Cell) -> Window:
     """Return the window of a trial, given the results of its ranks.
 
     That of a script is all that follows the warm-up. It may evaluate in a step, which can't be told, and a
@@ -63,23 +67,19 @@ def measured_window(ranks: Sequence[RankResult], cell: Cell) -> Window:
     first = ranks[0]
     seconds = step_seconds(ranks).max(axis=0)
     count = len(seconds)
-    is_timed = np.ones(count, dtype=bool)
-    for step in first.refilled_steps:
-        is_timed[step : step + 1] = False
+    is_timed = ~np.isin(np.arange(count), first.refilled_steps)
     has_phases = np.zeros(count, dtype=bool)
     for series in first.step_phases.values():
         has_phases |= np.isfinite(series)
     has_phases &= is_timed
     if has_phases.sum() < count / 2:
         is_timed &= ~has_phases
-    resumed_at = []  # in steps that are timed
-    for interruption in first.interruptions:
-        resumed_at.append(int(is_timed[: interruption.step].sum()))
+    timed_before = np.append(0, np.cumsum(is_timed))  # each step
+    resumed_at = [timed_before[interruption.step] for interruption in first.interruptions]
     is_searched = not cell.workload.is_script
     window = find_window(seconds[is_timed], cell.warmup, resumed_at, is_searched=is_searched)
     # A step that is not timed is in the part of the trial that the next one is in that is.
-    next_timed = np.cumsum(is_timed) - is_timed
-    is_measured = np.append(window.mask, False)[next_timed]
+    is_measured = np.append(window.mask, False)[timed_before[:-1]]
     return Window(is_measured & is_timed, window.settled, is_measured & has_phases)
 
 
@@ -104,15 +104,10 @@ def find_window(
     mask = np.zeros(len(seconds), dtype=bool)
     for first_steady, end, is_steady in parts:
         mask[first_steady:end] = is_steady is not None or not decided
-    settled = None
-    if decided:
-        settled = all(decided)
-        if not settled and mask.sum() < MIN_STEPS_TO_SETTLE:
-            settled = None
-    return Window(mask, settled, phases=mask)
+    return Window(mask, settled=all(decided) if decided else None, phases=mask)
 
 
-def find_steady(seconds: NDArray[np.float64], start: int = 0) -> tuple[int, bool | None]:
+def find_steady(seconds: Numbers, start: int = 0) -> tuple[int, bool | None]:
     """Return the first steady step of step times in seconds, shape (steps,), not before step `start`.
 
     Also returns whether they became steady: False if they did not, and None if there are too few to
@@ -132,17 +127,18 @@ def find_steady(seconds: NDArray[np.float64], start: int = 0) -> tuple[int, bool
     medians = np.median(binned, axis=1)
     starts, means = _levels(np.log(np.maximum(medians, 1e-9)))
     level = len(starts) - 1
-    while level > 0 and abs(means[level - 1] - means[-1]) <= math.log1p(EQUIVALENT):
+    tolerance = math.log1p(EQUIVALENT)
+    while level > 0 and abs(means[level - 1] - means[-1]) <= tolerance:
         level -= 1
     steady_bins = bins - starts[level]
     if steady_bins < max(MIN_BINS, MIN_STEADY_SHARE * bins):
-        return start, False
+        return start, None if steps < MIN_STEPS_TO_SETTLE else False
     if level == 0:
         return start, True
     return len(seconds) - steady_bins * bin_steps, True
 
 
-def _levels(values: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+def _levels(values: Numbers) -> tuple[list[int], list[float]]:
     """Return where each level starts, and its mean.
 
     The cut minimizes the sum of squared errors around the levels' means plus a penalty for each
@@ -168,7 +164,8 @@ def _levels(values: NDArray[np.float64]) -> tuple[list[int], list[float]]:
     least_cost[1:MIN_LEVEL_BINS] = np.inf  # no level is that short
     for end in range(MIN_LEVEL_BINS, count + 1):
         start = np.arange(end - MIN_LEVEL_BINS + 1)
-        error = squares[end] - squares[start] - (sums[end] - sums[start]) ** 2 / (end - start)
+        sum_of_level = sums[end] - sums[start]
+        error = squares[end] - squares[start] - sum_of_level**2 / (end - start)
         cost = least_cost[start] + error + penalty
         best_start[end] = int(np.argmin(cost))
         least_cost[end] = cost[best_start[end]]
@@ -178,6 +175,7 @@ def _levels(values: NDArray[np.float64]) -> tuple[list[int], list[float]]:
         starts.append(int(best_start[end]))
         end = starts[-1]
     starts.reverse()
-    ends = [*starts[1:], count]
-    means = [float(values[start:end].mean()) for start, end in zip(starts, ends, strict=True)]
+    means = []
+    for first, end in itertools.pairwise([*starts, count]):
+        means.append(float(values[first:end].mean()))
     return starts, means

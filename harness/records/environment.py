@@ -36,12 +36,7 @@ PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "scikit-learn", "mlflow", "submitit",
 )  # fmt: skip
 # What Linux calls the extensions of an instruction set that kernels are chosen by.
-KERNEL_FLAGS = re.compile(
-    r"(sse4|avx|fma|f16c|bmi|amx|asimd|neon|sve|sme|bf16|i8mm|fphp|vsx|rvv).*", re.IGNORECASE
-)
-# The line of torch's build configuration that depends on the machine and on variables.
-CAPABILITY_LINE = re.compile(r".*CPU capability usage.*\n")
-
+KERNEL_FLAGS = re.compile("(sse4|avx|fma|f16c|bmi|amx|asimd|neon|sve|sme|bf16|i8mm|fphp|vsx|rvv).*")
 
 # The code that decides what a trial computes, besides that of the workload.
 DECISIVE_FOLDERS = (ROOT / "harness" / "training", ROOT / "workloads")
@@ -84,7 +79,6 @@ class Software:
     cuda: str | None = None  # that torch was built for
     nccl: str | None = None  # None without GPUs
     packages: Mapping[str, str] = field(default_factory=dict)  # name -> version
-    torch_build: str | None = None  # SHA-256 of how torch was built: compilers, flags, libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +179,6 @@ def describe_software(more: Sequence[str] = ()) -> Software:
     nccl = None
     if torch.cuda.is_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    build = CAPABILITY_LINE.sub("", torch.__config__.show())  # the same on every machine
     return Software(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -193,7 +186,6 @@ def describe_software(more: Sequence[str] = ()) -> Software:
         cuda=torch.version.cuda,
         nccl=nccl,
         packages=describe_packages(more),
-        torch_build=hashlib.sha256(build.encode()).hexdigest(),
     )
 
 

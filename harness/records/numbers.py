@@ -39,7 +39,6 @@ NUMBERS: Mapping[str, str] = {
     "best_*": "target metric at the best evaluation",
     "epochs": "epochs trained, of trials with a rule for stopping",
     "epochs_to_best": "epochs until the best evaluation",
-    "epochs_to_goal": "epochs until the goal of the rule for stopping",
     "seconds_to_goal": "time from the first step to the goal of the rule for stopping",
     # Where the time went.
     "*_share": "share of the window's time in this phase of a step, all ranks together",
@@ -60,20 +59,15 @@ NUMBERS: Mapping[str, str] = {
     "mfu_measured": "the same over the peak that `harness peak` measured before",
     # Telemetry during the training.
     "gpu_utilization": "share of time with a kernel on the GPU, mean",
-    "gpu_memory_mib": "memory in use on the GPU, mean",
-    "gpu_temperature_c": "temperature of the GPU, mean",
     "gpu_sm_clock_mhz": "clock of the GPU's multiprocessors, mean",
     "gpu_sm_clock_lowest_mhz": "the lowest of it, of all ranks",
     "gpu_sm_clock_highest_mhz": "the highest of it, of all ranks",
     "gpu_power_w": "power of the GPU, mean",
-    "cpu_frequency_mhz": "frequency of the cores, mean",
     "load_per_core": "load average of the machine per core, mean",
-    "cpu_use": "share of all cores' time in use",
     "cpu_steal": "share of all cores' time that the hypervisor took",
-    "process_cpu": "cores that a rank used, mean",
-    "gpu_throttled_share.*": "share of samples in which the GPU was throttled, at the worst rank",
+    "gpu_throttled": "share of samples in which heat or its board slowed the GPU down, mean",
     "gpu_foreign_processes": "processes of others on the GPU, at the rank with most",
-    "joules_per_sample": "energy of all GPUs for one sample",
+    "joules_per_sample": "energy of all GPUs for one sample: their mean power over the throughput",
     "memory_*_mib": "peak of this kind of memory, at the rank that took most",
 }
 
@@ -104,7 +98,6 @@ def target_name(metric: str) -> str:
     return "test_loss" if metric == "loss" else metric
 
 
-@cache
 def final_name(metric: str) -> str:
     """Return the name of the number that is the target metric at the end."""
     return metric_name(f"final_{target_name(metric)}")

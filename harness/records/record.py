@@ -43,15 +43,8 @@ SCHEMA = 9
 Status = Literal["done", "invalid", "failed", "interrupted"]
 
 # What ranks report of which another is the cause: it is gone, or they waited for it in vain.
-PEER_FAILURES = {
-    "ConnectionLost",
-    "CollectiveTimeout",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-}
+PEER_FAILURES = ("ConnectionLost", "CollectiveTimeout")
 
-THROTTLED_SHARE = "gpu_throttled_share."  # in the name of a share, before the reason
 # In a traceback, the file and the line of a call.
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3")
@@ -175,7 +168,6 @@ class Rank0Report:
 
     target: TargetMetric
     steps_per_epoch: Number  # optimizer steps
-    parameter_count: Number  # of the whole model, also where ranks hold shards
     # Of forward and backward, as the workload states them or torch counts them; None where neither can.
     flops_per_sample: Amount | None
     evaluations: tuple[Evaluation, ...]  # in their order
@@ -201,44 +193,19 @@ class Rank0Report:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compiled:
-    """What torch.compile did at one rank."""
-
-    graphs: Number  # that were compiled
-    graph_breaks: Mapping[str, Number]  # reason -> how often
-    recompiles: Number  # because a guard failed, such as another shape
-    seconds: Amount  # that compiling took
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossScale:
-    """What the loss scaling of fp16 did at one rank."""
-
-    scale: Amount  # at the end
-    skipped_steps: Number  # whose gradients were not finite
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Telemetry:
     """What was sampled during training at one rank.
 
     It is of segments of nothing but training, after the warm-up. `readings` are samples from within
-    segments. `shares` and `joules` come from counters that are read at both ends of every segment, and
-    so cover all of it.
+    segments. `shares` come from counters that are read at both ends of every segment, and so cover all
+    of it.
     """
 
-    seconds: Amount  # of the segments
-    steps: Number  # optimizer steps in the segments
-    # Name -> values, a sample a second, NaN where unread. The names end in the unit, as in gpu_power_w;
-    # those without one are shares.
-    readings: Mapping[str, Numbers] = field(compare=False)
-    # cpu_use and cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
-    # `harness.measure.telemetry` explains them. Of samples, those in which the GPU was throttled, by reason.
-    shares: Mapping[str, float]
-    # That `steps` took; None where the GPU has no energy counter, and of a few seconds.
-    joules: float | None = None
-    # Processes of others on the GPU, as in "pid 123 python"; None where unknown.
-    foreign_processes: Sequence[str] | None = None
+    # Name of a number -> values, a sample a second, NaN where unread.
+    readings: Mapping[str, Numbers] = field(default_factory=dict, compare=False)
+    # cpu_steal of all cores, cpu_wait of the time; host_cpu and process_cpu in cores.
+    # `harness.measure.telemetry` explains them.
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,14 +245,10 @@ class RankResult:
     # Of the samples that it saw; see `harness.training.order`.
     order_sums: Sequence[Number] = (0, 0)
     random_digest: str | None = None  # of its random generators at the end; None of a script
-    compiled: Compiled | None = None  # None for eager
-    loss_scale: LossScale | None = None  # None without loss scaling
-    # Settings that deterministic mode was in force with, by name; None for a trial without it.
-    determinism: Mapping[str, Any] | None = None
-    telemetry: Telemetry | None = None
-    loader_workers: Number = 0  # that delivered batches
-    # Bytes, as `PeakMemory.read` names them.
-    memory: Mapping[str, Number] = field(default_factory=dict)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    # What it has counted, by the names of the trial's numbers: memory, and what torch.compile and loss
+    # scaling did.
+    numbers: dict[str, float] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of the trial -> seconds
     rank0: Rank0Report | None = None  # None at all other ranks, as is the next one
     environment: Environment | None = None

@@ -158,28 +158,23 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    trial_ids = dict.fromkeys(trial.id for trial in sweep.trials())
-    subfolders = folder.subfolders()
-    further_ids = folder.recorded_ids([name for name in subfolders if name not in trial_ids])
-    of_cells = [trial.id for trial in recorded_trials(further_ids, sweep.cells)]
-    trial_ids |= dict.fromkeys(of_cells)
-    present = set(subfolders)  # most trials of a sweep that has just begun have no folder
+    recorded_ids = folder.recorded_ids()
+    of_cells = {trial.id for trial in recorded_trials(recorded_ids, sweep.cells)}
+    asked = [trial.id for trial in sweep.trials()]
     records = []
     unreadable = []
-    for trial_id in trial_ids:
-        if trial_id not in present:
+    for trial_id in dict.fromkeys([*asked, *recorded_ids]):
+        if trial_id not in of_cells:
             continue
-        path = folder.trial_folder(trial_id).record_path
         try:
-            records.append(read_record(path))
+            records.append(read_record(folder.trial_folder(trial_id).record_path))
         except BadInput as error:
-            if path.exists():  # else the trial has no record yet
-                unreadable.append(str(error))
+            unreadable.append(str(error))
     return RecordedSweep(
         sweep=sweep,
         records=records,
         unreadable=unreadable,
-        other_count=len(further_ids) - len(of_cells),
+        other_count=len(recorded_ids) - len(of_cells),
     )
 
 

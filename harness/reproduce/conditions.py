@@ -31,7 +31,6 @@ COMPUTATION_FIELDS = (
 # Each with all fields below it.
 KERNEL_FIELDS = (
     "software.torch",
-    "software.torch_build",
     "software.cuda",
     "software.nccl",
     "software.packages.triton",

@@ -108,7 +108,6 @@ class TrialParts:
             self.memory.forget_peak()  # of counting
             if axes.activation_checkpointing:
                 checkpoint_activations(workload, self.model)
-            self.parameter_count = sum(part.numel() for part in self.model.parameters())
             strategy_class = resolve_name(STRATEGIES[axes.strategy])
             self.strategy: Strategy = strategy_class(axes, mesh, StepClock(device))
             step_class = TreeStep if axes.reduction == "tree" else TrainStep

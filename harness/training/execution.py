@@ -22,11 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import NotApplied, one_line
+from harness.core.errors import NotApplied
 from harness.core.files import make_private_folder
 from harness.core.paths import cache_folder
 from harness.records.environment import describe_hardware, describe_software
-from harness.records.record import Compiled, LossScale
 from harness.sweep.axes import Axes
 from harness.training.state import TrainingState
 
@@ -34,8 +33,6 @@ from harness.training.state import TrainingState
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in eager mode
-# Torch logs the reason where TORCH_LOGS asks for it alone, under either name by its version.
-SKIPPED_CUDA_GRAPH = "not replayed as a CUDA graph; TORCH_LOGS=perf_hints,cudagraphs says why"
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
 F = TypeVar("F", bound=Callable[..., Any])
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,14 +111,14 @@ class Compiler:
         self.seconds += time.perf_counter() - self._compile_start
         self._state.in_step = self._was_in_step
 
-    def account(self) -> Compiled | None:
-        """Return the counts of compilations so far, None for eager.
+    def account(self) -> dict[str, float]:
+        """Return the numbers of compilations so far, by their names; none for eager.
 
         Raises NotApplied if no graph was compiled, and if a function was compiled so often that torch
         has gone on in eager mode.
         """
         if self._is_eager:
-            return None
+            return {}
         from torch._dynamo.utils import counters
 
         graphs = int(counters["stats"]["unique_graphs"])
@@ -137,16 +134,12 @@ class Compiler:
                 " which on torch runs a function in eager mode; allowed: a model whose graph does not"
                 " change from step to step, or compile.dynamic for batches of several widths"
             )
-        breaks = {one_line(reason): n for reason, n in counters["graph_break"].items()}
-        skipped = counters["inductor"]["cudagraph_skips"]
-        if skipped:
-            breaks[SKIPPED_CUDA_GRAPH] = skipped
-        return Compiled(
-            graphs=graphs,
-            graph_breaks=breaks,
-            recompiles=self.recompiles,
-            seconds=self.seconds,
-        )
+        breaks = sum(counters["graph_break"].values())
+        return {
+            "compile_graphs": graphs,
+            "compile_graph_breaks": breaks + counters["inductor"]["cudagraph_skips"],
+            "compile_recompiles": self.recompiles,
+        }
 
 
 # Precision
@@ -244,11 +237,12 @@ class Scaler:
         self.skipped_steps += is_skipped
         return not is_skipped
 
-    def account(self) -> LossScale | None:
-        """Return the loss scale and the steps that were skipped; None without loss scaling."""
+    def account(self) -> dict[str, float]:
+        """Return the loss scale and the steps that were skipped; nothing without loss scaling."""
         if not self.grad_scaler.is_enabled():
-            return None
-        return LossScale(scale=self.grad_scaler.get_scale(), skipped_steps=self.skipped_steps)
+            return {}
+        scale = self.grad_scaler.get_scale()
+        return {"loss_scale": scale, "loss_scale_skipped_steps": self.skipped_steps}
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

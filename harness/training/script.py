@@ -300,7 +300,7 @@ class ScriptObserver:
             entered,
             **state.result(),
             telemetry=self.telemetry.report(),
-            memory=self.memory.read(),
+            numbers=self.memory.read(),
             phases=dict(state.phases),
             samples_per_step=self.samples_per_step,
             notes=self.notes,
@@ -315,7 +315,6 @@ class ScriptObserver:
         report = Rank0Report(
             target=self.target,
             steps_per_epoch=state.step,
-            parameter_count=sum(parameter.numel() for parameter in self.parameters()),
             flops_per_sample=None,
             evaluations=tuple(evaluations),
             parameter_digest=self.digest_parameters(),

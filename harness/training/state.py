@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from harness.measure.clock import Phase
-from harness.records.record import Compiled, Evaluation, Interruption
+from harness.records.record import Evaluation, Interruption
 
 Series = NDArray[np.floating[Any]]
 # What is known of a step: this rank's mean loss, its seconds, and those of each phase, NaN where they were
@@ -27,8 +27,7 @@ Series = NDArray[np.floating[Any]]
 COLUMNS = ("loss", "seconds", *(phase.name for phase in Phase))
 # The fields that a RankResult has too.
 OF_RESULT = (
-    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "compiled", "loader_workers",
-    "order_sums",
+    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "order_sums",
 )  # fmt: skip
 
 
@@ -54,7 +53,7 @@ class TrainingState(msgspec.Struct):
     unsaved: list[str] = []  # what could not be saved, and why
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = {}
-    compiled: Compiled | None = None  # by the last attempt that trained; None for eager
+    compiled: dict[str, float] = {}  # numbers of the last attempt that trained; none for eager
     training_began_at: float | None = None
     in_step: bool = False  # whether the rank trains at this moment, which other threads read
 

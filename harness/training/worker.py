@@ -47,10 +47,10 @@ from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 
-# What gloo and NCCL say where they have no type of error: that a rank waited too long, or that another is gone.
+# What torch raises, or gloo and NCCL say, where a rank waited for another too long, or that one is gone.
 COLLECTIVE_ERRORS = {
     "CollectiveTimeout": r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout",
-    "ConnectionLost": r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)",
+    "ConnectionLost": r"gloo/transport.*(?:Connection (?:closed|reset) by peer|Broken pipe)|^Dist\w+Error",
 }
 TRACEBACK_CHARACTERS = 8000  # of which the end is kept
 # What a rank may do instead of training, by name: a function with the parameters of `train`, which
@@ -145,10 +145,8 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         entered,
         **state.result(),
         random_digest=digest_tensors(random_states(parts.device)),
-        loss_scale=parts.train_step.scaler.account(),
-        determinism=parts.determinism.settings,
         telemetry=parts.telemetry.report(),
-        memory=memory,
+        numbers=memory | state.compiled | parts.train_step.scaler.account(),
         phases=dict(state.phases),
     )
     if parts.mesh.rank != 0:
@@ -166,7 +164,6 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     report = Rank0Report(
         target=parts.target,
         steps_per_epoch=parts.order.steps,
-        parameter_count=parts.parameter_count,
         flops_per_sample=parts.flops_per_sample,
         tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(state.evaluations),
@@ -192,7 +189,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
         error = files.storage_error(error, Path(str(path))) or error
     kind, message = type(error).__name__, str(error)
     for known, pattern in COLLECTIVE_ERRORS.items():
-        if re.search(pattern, message):
+        if re.search(pattern, f"{kind}: {message}"):
             kind = known
     return Failure(
         kind=kind,

@@ -110,7 +110,7 @@ def test_a_combination_of_settings_is_applied_and_trains_the_same(
     losses, expected = record.loss, reference.loss
     if axes["precision"] == "fp16":
         # All ranks alike skip the first steps, in which the loss scale is too high.
-        assert len({rank.loss_scale for rank in record.ranks}) == 1
+        assert len({rank.numbers["loss_scale"] for rank in record.ranks}) == 1
         losses, expected = losses[:1], expected[:1]
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE[axes["precision"]])
     if axes["precision"] != "fp32":
@@ -120,12 +120,9 @@ def test_a_combination_of_settings_is_applied_and_trains_the_same(
     for rank in record.ranks:
         # On the CPU, nothing is moved to a device.
         assert set(rank.step_phases) == {phase.name for phase in Phase} - {"host_to_device"}
-        assert (rank.compiled is not None) == (axes["execution"] == "compile")
-        assert (rank.loss_scale is not None) == (axes["precision"] == "fp16")
-        assert rank.loader_workers == axes["num_workers"]
-        if rank.compiled:
-            assert rank.compiled.graphs >= 1
-            assert rank.compiled.seconds > 0
+        graphs = rank.numbers.get("compile_graphs", 0)
+        assert (graphs > 0) == (axes["execution"] == "compile")
+        assert ("loss_scale" in rank.numbers) == (axes["precision"] == "fp16")
 
 
 @pytest.mark.nightly
@@ -136,8 +133,6 @@ def test_a_cold_cache_compiles_everything_anew_to_the_same_bits(tmp_path: Path) 
     assert cold.rank0 is not None
     assert shared.rank0 is not None
     assert cold.rank0.parameter_digest == shared.rank0.parameter_digest
-    (rank,) = cold.ranks
-    assert rank.compiled is not None
-    assert rank.compiled.graphs > 0, "it fails where one comes from a cache"
+    assert cold.numbers["compile_graphs"] > 0, "it fails where one comes from a cache"
     folder = TrialFolder(tmp_path)
     assert folder.compiler_cache(0) != folder.compiler_cache(1), "ranks compile for themselves"

@@ -25,7 +25,7 @@ OPTIONS = {"parameters": PARAMETERS, "activations": ACTIVATIONS, "layers": 2}
 def mebibytes(record: Record) -> list[float]:
     """Return what each rank's training took."""
     assert record.failure is None, record.failure
-    return [rank.memory["training"] / 2**20 for rank in record.ranks]
+    return [rank.numbers["memory_training_mib"] for rank in record.ranks]
 
 
 def test_a_known_allocation_is_found_within_5_percent(tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ def test_a_plain_script_counts_steps_and_has_the_trial_s_seed(records: dict[str,
         assert "final_loss" not in record.numbers
         assert np.isnan(record.loss).all()
         assert record.rank0 is not None
-        assert record.rank0.parameter_count == 8 * 32 + 32 + 32 + 1
         assert record.rank0.evaluations == ()
         digests.add(record.rank0.parameter_digest)
     assert len(digests) == 1

@@ -44,8 +44,8 @@ def measured(
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     ranks = []
     for rank in found.ranks:
-        memory = {"allocated": 1} if gpu else {}
-        ranks.append(replace(rank, host=f"node{rank.rank % hosts}", memory=memory))
+        memory = {"memory_allocated_mib": 1.0} if gpu else {}
+        ranks.append(replace(rank, host=f"node{rank.rank % hosts}", numbers=memory))
     rank0 = replace(found.rank0, flops_per_sample=FLOPS)
     return with_ranks(found, ranks, rank0=rank0, environment=environment)
 

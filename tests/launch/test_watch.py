@@ -261,5 +261,5 @@ def test_the_main_thread_is_the_last_that_a_process_has_written(tmp_path: Path) 
     log = tmp_path / "rank0.log"
     log.write_text(written, encoding="utf-8")
     assert last_stack(log) == (
-        '  File "/home/me/train.py", line 40, in main\n  File "/home/me/train.py", line 12, in loss'
+        '  File "/home/me/train.py", line 40 in main\n  File "/home/me/train.py", line 12 in loss'
     )

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def peak_of(mib: int) -> dict[str, int]:
+def peak_of(mib: int) -> dict[str, float]:
     """Return what is measured of `mib` MiB that are allocated and freed before the reading."""
     peak_memory = PeakMemory(CPU)
     allocated = torch.ones(mib * MIB, dtype=torch.uint8)
@@ -24,7 +24,7 @@ def peak_of(mib: int) -> dict[str, int]:
 
 def test_a_higher_peak_before_does_not_count() -> None:
     torch.ones(200 * MIB, dtype=torch.uint8)
-    assert peak_of(100)["training"] == pytest.approx(100 * MIB, rel=0.05)
+    assert peak_of(100)["memory_training_mib"] == pytest.approx(100, rel=0.05)
 
 
 def test_a_peak_that_cannot_be_reset_counts_once_it_has_grown(
@@ -32,9 +32,9 @@ def test_a_peak_that_cannot_be_reset_counts_once_it_has_grown(
 ) -> None:
     monkeypatch.setattr(PeakMemory, "forget_peak", lambda _: False)
     torch.ones(100 * MIB, dtype=torch.uint8)  # so that this process has had a higher peak
-    assert "training" not in peak_of(1)
+    assert "memory_training_mib" not in peak_of(1)
     life = memory._resident_bytes()["VmHWM"] // MIB
-    assert peak_of(life)["training"] == pytest.approx(life * MIB, rel=0.05)
+    assert peak_of(life)["memory_training_mib"] == pytest.approx(life, rel=0.05)
 
 
 def test_without_proc_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from harness.records.numbers import RATE
 from harness.records.record import Failure, Interruption, RankResult, Record, Telemetry
 from tests.factories import make_cell, make_record, with_ranks
 
-HW_SLOWDOWN = "gpu_throttled_share.hw_slowdown"
 RECORD = make_record(make_cell(strategy="ddp", world_size=2, steps=40))
 
 
@@ -131,35 +130,26 @@ def test_all_steps_of_a_script_after_its_warmup_are_measured(slower: float) -> N
     assert trial_numbers(record, ranks, window)[RATE] == pytest.approx(880 / sum(seconds[10:]))
 
 
-def telemetry(power: float, joules: float | None, **shares: float) -> Telemetry:
-    """Return the telemetry of a rank that trained for ten steps."""
-    readings = {"gpu_power_w": [power, power], "gpu_sm_clock_hz": [1.5e9, np.nan]}
-    return Telemetry(
-        seconds=10.0,
-        steps=10,
-        readings={name: np.array(values) for name, values in readings.items()},
-        shares={"cpu_use": 0.5, "host_cpu": 1.0, **shares},
-        joules=joules,
-    )
+def telemetry(power: float, foreign: float, **shares: float) -> Telemetry:
+    readings = {"gpu_power_w": [power, power], "gpu_foreign_processes": [0, foreign]}
+    readings["gpu_sm_clock_mhz"] = [1500, np.nan]
+    arrays = {name: np.array(values) for name, values in readings.items()}
+    return Telemetry(readings=arrays, shares={"cpu_steal": 0.5, "host_cpu": 1.0, **shares})
 
 
 def test_telemetry_is_that_of_all_ranks() -> None:
     record = make_record()
-    first = replace(record.ranks[0], telemetry=telemetry(300, 40.0, **{HW_SLOWDOWN: 1.0}))
-    second = replace(first, telemetry=telemetry(200, 24.0, **{HW_SLOWDOWN: 0.0}))
+    first = replace(record.ranks[0], telemetry=telemetry(300, 2))
+    second = replace(first, telemetry=telemetry(200, 1))
     numbers = with_ranks(record, [first, second]).numbers
-    assert (numbers["gpu_power_w"], numbers["cpu_use"]) == (250, 0.5)
+    assert (numbers["gpu_power_w"], numbers["cpu_steal"]) == (250, 0.5)
     assert numbers["gpu_sm_clock_mhz"] == numbers["gpu_sm_clock_highest_mhz"] == 1500
-    assert numbers[HW_SLOWDOWN] == 1
-    batch = record.trial.cell.axes.batch_size
-    assert numbers["joules_per_sample"] == pytest.approx((40 + 24) / (10 * batch))
-    assert not {"gpu_foreign_processes", "gpu_temperature_c", "host_cpu"} & set(numbers)
-    unknown = replace(second, telemetry=telemetry(200, None))
+    assert numbers["gpu_foreign_processes"] == 2
+    assert numbers["joules_per_sample"] == pytest.approx(500 / numbers[RATE])
+    assert not {"gpu_utilization", "host_cpu"} & set(numbers)
+    unknown = replace(second, telemetry=Telemetry())
     numbers = with_ranks(record, [first, unknown]).numbers
-    assert not {"joules_per_sample", HW_SLOWDOWN} & set(numbers)
-    reported = [replace(part, samples_per_step=2.5) for part in (first, second)]
-    numbers = with_ranks(record, reported).numbers
-    assert numbers["joules_per_sample"] == pytest.approx((40 + 24) / (10 * 5))
+    assert not {"joules_per_sample", "gpu_power_w", "cpu_steal"} & set(numbers)
 
 
 def undisturbed() -> Record:

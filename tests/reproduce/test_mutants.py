@@ -32,7 +32,6 @@ SOFTWARE = Software(
     torch="2.13.0+cpu",
     platform="Linux-6.1",
     packages={"numpy": "2.1.0", "scikit-learn": "1.7.0"},
-    torch_build="a" * 64,
 )
 SETTINGS = TorchSettings(
     threads=1,
@@ -113,7 +112,6 @@ MUTANTS: dict[str, Record] = {
     "data.path": identity(files={"data.path": "9" * 64}),
     "code.files.spiral.py": workload(code={**CODE, "spiral.py": "3" * 64}),
     "software.torch": part("software", torch="2.13.0+cu128"),
-    "software.torch_build": part("software", torch_build="b" * 64),
     "software.python": part("software", python="3.12.1"),
     "software.packages.numpy": part("software", packages={**SOFTWARE.packages, "numpy": "2.2.0"}),
     "software.packages.scikit-learn": part("software", packages={"numpy": "2.1.0"}),

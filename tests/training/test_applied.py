@@ -17,7 +17,6 @@ from harness.core.errors import BadInput, NotApplied
 from harness.measure.clock import StepClock
 from harness.sweep.axes import Axes
 from harness.training.execution import (
-    SKIPPED_CUDA_GRAPH,
     Compiler,
     Scaler,
 )
@@ -142,13 +141,9 @@ def test_graphs_that_torch_does_not_replay_are_told(
     axes = Axes(batch_size=4)
     compiler = Compiler(axes, tmp_path, TrainingState())
     monkeypatch.setattr(compiler, "_is_eager", False)
-    compiled = compiler.account()
-    assert compiled is not None
-    assert compiled.graph_breaks == {}
+    assert compiler.account()["compile_graph_breaks"] == 0
     counters["inductor"]["cudagraph_skips"] = 3
-    compiled = compiler.account()
-    assert compiled is not None
-    assert compiled.graph_breaks == {SKIPPED_CUDA_GRAPH: 3}
+    assert compiler.account()["compile_graph_breaks"] == 3
 
 
 def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -> None:
@@ -163,8 +158,7 @@ def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -
     assert scaler.step(optimizer, max_grad_norm=None)
     assert parameter[0].item() == pytest.approx(0.9)
     account = scaler.account()
-    assert account is not None
-    assert (account.scale, account.skipped_steps) == (2.0**15, 1)
+    assert account == {"loss_scale": 2.0**15, "loss_scale_skipped_steps": 1}
     restored = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
     restored.restore(scaler.state())
     assert restored.account() == account

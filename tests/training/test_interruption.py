@@ -19,7 +19,7 @@ from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.format import decode_file, sealed_text
-from harness.records.record import LossScale, RankResult, StopOutcome, TargetMetric
+from harness.records.record import RankResult, StopOutcome, TargetMetric
 from harness.sweep import sweep as spec
 from harness.training import checkpoint, train, worker
 from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, Seal, read_seal
@@ -78,7 +78,7 @@ class Outcome:
     losses: list[float]
     order_sums: tuple[int, ...]
     evaluations: list[tuple[int, Mapping[str, float]]]
-    loss_scale: LossScale | None
+    loss_scale: float | None
     stop: StopOutcome | None
 
 
@@ -169,7 +169,7 @@ def outcome_of(result: RankResult) -> Outcome:
         losses=[] if result.loss is None else result.loss.tolist(),
         order_sums=tuple(result.order_sums),
         evaluations=[(done.step, done.all_metrics) for done in result.rank0.evaluations],
-        loss_scale=result.loss_scale,
+        loss_scale=result.numbers.get("loss_scale"),
         stop=result.rank0.stop,
     )
 

@@ -59,7 +59,6 @@ def test_the_recipe_fine_tunes_a_local_folder(pretrained: Path, tmp_path: Path) 
     assert all(evaluation.validation for evaluation in report.evaluations)
     assert report.stop is not None
     assert report.stop.metric.name == "loss"
-    assert result.loader_workers > 0
 
 
 def test_a_folder_that_is_not_there_is_named(pretrained: Path) -> None:

@@ -35,7 +35,7 @@ class Watch:
         before = core_seconds()
         time.sleep(PROBE_SECONDS)
         after = core_seconds()
-        busy, process, wall = (after[name] - before[name] for name in ("busy", "process", "wall"))
+        busy, process, wall = (after[name] - before[name] for name in ("host", "process", "wall"))
         self.other_programs.append(round(max(0.0, busy - process) / wall, 3))
 
     def conditions(self) -> str:
