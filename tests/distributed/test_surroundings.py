@@ -111,4 +111,3 @@ def test_what_is_installed_is_found_whatever_lies_beside_the_sweep(
     record = read_record(path)
     assert record.status == "done"
     assert record.trial.cell.axes.batch_size == 64
-    assert record.ranks[0].loader_workers == 1
