@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -97,8 +98,9 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     """
     by_cell = _log_throughputs(sweep, records)
     cell = max(sweep.cells, key=lambda cell: half_width(by_cell[cell.id]))
-    width = half_width(by_cell[cell.id])
-    trials = counted(len(by_cell[cell.id]), "trial")
+    logs = by_cell[cell.id]
+    width = half_width(logs)
+    trials = counted(len(logs), "trial")
     return (
         f"{cell.label}, the least precise: ±{width:.1%} after {trials}, every look counted;"
         f" --until: ±{goal.half_width:.1%}"
@@ -108,10 +110,12 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
 def _log_throughputs(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[float]]:
     """Return the log throughputs of each cell's trials in the order in which they ran."""
     logs: dict[str, list[float]] = {cell.id: [] for cell in sweep.cells}
-    for record in sorted(records, key=lambda record: record.started):
+    in_order = sorted(records, key=attrgetter("started"))
+    for record in in_order:
+        cell_id = record.trial.cell.id
         throughput = trial_row(record).throughput
-        if record.status == "done" and throughput and record.trial.cell.id in logs:
-            logs[record.trial.cell.id].append(math.log(throughput))
+        if record.status == "done" and throughput and cell_id in logs:
+            logs[cell_id].append(math.log(throughput))
     return logs
 
 
@@ -122,8 +126,9 @@ def half_width(logs: Sequence[float]) -> float:
     """
     if len(logs) < FEWEST:
         return math.inf
-    low, high = confidence_sequence(np.asarray(logs))
-    return float(np.expm1((high[-1] - low[-1]) / 2))
+    lows, highs = confidence_sequence(np.asarray(logs))
+    log_half_width = (highs[-1] - lows[-1]) / 2
+    return float(np.expm1(log_half_width))
 
 
 def next_repeat_seconds(records: Sequence[Record]) -> float:
@@ -133,5 +138,6 @@ def next_repeat_seconds(records: Sequence[Record]) -> float:
     """
     seconds: defaultdict[int, float] = defaultdict(float)
     for record in records:
-        seconds[record.trial.repeat] += (record.ended - record.started) / record.lane.count
+        duration = record.ended - record.started
+        seconds[record.trial.repeat] += duration / record.lane.count
     return max(seconds.values(), default=0.0)

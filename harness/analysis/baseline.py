@@ -97,8 +97,10 @@ def dump(cell: CellResult) -> str:
     settings |= workload.identity["settings"]
     workload = replace(workload, settings=settings, file_states={})
     trials = [replace(trial, improvements=(), hosts=()) for trial in cell.trials]
-    portable = replace(cell, cell=replace(cell.cell, workload=workload), trials=trials)
-    return sealed_text(asdict(Baseline(label=cell.cell.label, result=portable)))
+    portable_cell = replace(cell.cell, workload=workload)
+    portable = replace(cell, cell=portable_cell, trials=trials)
+    content = Baseline(label=cell.cell.label, result=portable)
+    return sealed_text(asdict(content))
 
 
 def read(path: Path) -> CellResult:

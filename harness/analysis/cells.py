@@ -23,7 +23,8 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
     for axis in axis_names(cells):
         levels: set[Hashable] = set()
         if axis in changed:  # of a script too, whose own axes are not known
-            levels = set(map(attrgetter(f"axes.{FIELDS[axis]}"), cells))
+            level_of = attrgetter(f"axes.{FIELDS[axis]}")
+            levels = set(map(level_of, cells))
         elif axis not in FIELDS:
             levels = {cell.level(axis) for cell in cells}
         if len(levels) > 1:
@@ -40,7 +41,8 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records by the id of their cell, in their order."""
     by_cell: dict[str, list[Record]] = {}
     for record in records:
-        by_cell.setdefault(record.trial.cell.id, []).append(record)
+        of_cell = by_cell.setdefault(record.trial.cell.id, [])
+        of_cell.append(record)
     return by_cell
 
 

@@ -92,7 +92,8 @@ class Rules:
 
     def limits(self, cell: Cell) -> tuple[float, float]:
         """Return the min_effect and the accuracy_margin of a cell."""
-        return self.overrides.get(cell.id, (self.min_effect, self.accuracy_margin))
+        default = (self.min_effect, self.accuracy_margin)
+        return self.overrides.get(cell.id, default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,8 @@ class Match:
     def has_other_lanes(self) -> bool:
         """Whether the two cells' trials ran next to different numbers of others."""
         trials = (*self.a.measured_trials, *self.b.measured_trials)
-        return len({trial.lanes for trial in trials}) > 1
+        lanes = {trial.lanes for trial in trials}
+        return len(lanes) > 1
 
 
 def is_throughput(question: Question) -> bool:
@@ -187,15 +189,17 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     for b in other_sides:
         cells_b = _cells_by_key(b, rules.across)
         if cells_a.keys().isdisjoint(cells_b):
-            differing = setting_differences(a.cells[0].cell, b.cells[0].cell, rules.across)
+            first_a, first_b = a.cells[0].cell, b.cells[0].cell
+            differing = setting_differences(first_a, first_b, rules.across)
+            suggested = ",".join([*rules.across, *differing])
             raise BadInput(
                 f"{a.name} and {b.name} have no cell in common; their first cells differ in"
-                f" {', '.join(differing)}; if that is the question:"
-                f" --across {','.join([*rules.across, *differing])}"
+                f" {', '.join(differing)}; if that is the question: --across {suggested}"
             )
         for key, cell in cells_a.items():
             if key in cells_b:
-                matches.append(Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name))
+                match = Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name)
+                matches.append(match)
             else:
                 missing.append(f"{cell.cell.label}: only in {a.name}")
         for key, cell in cells_b.items():
@@ -242,9 +246,11 @@ def _match_with_first(side: Side, across: Collection[str]) -> list[Match]:
     first: dict[str, CellResult] = {}
     matches = []
     for cell in side.cells:
-        reference = first.setdefault(matching_key(cell.cell, across), cell)
+        key = matching_key(cell.cell, across)
+        reference = first.setdefault(key, cell)
         if reference is not cell:
-            matches.append(Match(a=reference, b=cell, a_side=side.name, b_side=side.name))
+            match = Match(a=reference, b=cell, a_side=side.name, b_side=side.name)
+            matches.append(match)
     return matches
 
 
@@ -285,7 +291,8 @@ def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
     """Return the cells of a side by `matching_key`; raises BadInput if two have the same."""
     by_key: dict[str, CellResult] = {}
     for cell in side.cells:
-        same = by_key.setdefault(matching_key(cell.cell, across), cell)
+        key = matching_key(cell.cell, across)
+        same = by_key.setdefault(key, cell)
         if same is not cell:
             raise BadInput(
                 f"--across {','.join(across)}: {side.name} has {same.cell.label} and"
@@ -302,10 +309,13 @@ def setting_differences(
 
     A variable that one of them does not set is None there.
     """
-    settings, other_settings = identity_settings(cell), identity_settings(other)
+    settings = identity_settings(cell)
+    other_settings = identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        is_equal = settings.get(name, ABSENT) == other_settings.get(name, ABSENT)
+        value = settings.get(name, ABSENT)
+        other_value = other_settings.get(name, ABSENT)
+        is_equal = value == other_value
         if is_equal or _is_across(name, across):
             continue
         if not is_setting(name) or name in cell.workload.file_digests:
@@ -330,8 +340,10 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
         name_a, name_b = "A", "B"
     lines: list[str] = []
     # A cell that was measured on two kinds is a mean over both, which equals nothing.
-    if set(a.hardware) != set(b.hardware) or len(a.hardware) > 1:
-        kinds_a, kinds_b = " and ".join(sorted(a.hardware)), " and ".join(sorted(b.hardware))
+    hardware_a, hardware_b = sorted(a.hardware), sorted(b.hardware)
+    if hardware_a != hardware_b or len(hardware_a) > 1:
+        kinds_a = " and ".join(hardware_a)
+        kinds_b = " and ".join(hardware_b)
         lines.append(f"hardware: {kinds_a} ({name_a}), {kinds_b} ({name_b})")
         if "hardware" not in across:
             raise BadInput(
@@ -368,7 +380,8 @@ def _judge_matches(
     verdicts = iter(judge(questions))
     judged = []
     for match, count in zip(matches, counts, strict=True):
-        judged.append(replace(match, verdicts=list(islice(verdicts, count))))
+        of_match = list(islice(verdicts, count))
+        judged.append(replace(match, verdicts=of_match))
     return CellComparison(
         matches=judged,
         differences=list(dict.fromkeys(differing)),
@@ -414,7 +427,8 @@ def _describe_unmeasured(match: Match) -> str:
     unmeasured = []
     for letter, side in match.sides:
         if not side.log_throughputs:
-            unmeasured.append(f"{letter} ({side.describe_left_out() or 'too few steps'})")
+            reason = side.describe_left_out() or "too few steps"
+            unmeasured.append(f"{letter} ({reason})")
     if unmeasured:
         return f"no measured throughput in {' and '.join(unmeasured)}"
     units = f"{match.a.throughput_unit} in A and {match.b.throughput_unit} in B"

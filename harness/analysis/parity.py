@@ -90,8 +90,9 @@ class CellParity:
             return None  # it may be on the rung above
         if self.rung is not None:
             return at_least(self.rung, lowest)
-        is_denied = lowest == "bitwise" or (lowest == "rounding" and is_fp64_known)
-        return False if is_denied else None
+        if lowest == "bitwise" or (lowest == "rounding" and is_fp64_known):
+            return False
+        return None
 
     @property
     def is_compared(self) -> bool:
@@ -128,7 +129,8 @@ class SweepParity:
         answers = []
         for cell in self.cells:
             if not cell.by_design:
-                answers.append(cell.reaches(lowest, is_fp64_known=cell.reference in with_fp64))
+                is_fp64_known = cell.reference in with_fp64
+                answers.append(cell.reaches(lowest, is_fp64_known=is_fp64_known))
         if False in answers:
             return 1
         return 3 if None in answers else 0
@@ -147,14 +149,16 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
             continue
         if cell.cell.id not in by_cell or cell.reference not in by_cell:
             continue
-        result, reference = by_cell[cell.cell.id], by_cell[cell.reference]
+        result = by_cell[cell.cell.id]
+        reference = by_cell[cell.reference]
         question = metric_question(reference, result, parity.margin)
         if question is None or not question.estimate.paired:
             continue
         if question.estimate.standard_error is not None:
             questions[cell.cell.id] = question
-    verdicts = dict(zip(questions, judge(list(questions.values())), strict=True))
-    cells = [replace(cell, seeds=verdicts.get(cell.cell.id)) for cell in parity.cells]
+    verdicts = judge(list(questions.values()))
+    by_id = dict(zip(questions, verdicts, strict=True))
+    cells = [replace(cell, seeds=by_id.get(cell.cell.id)) for cell in parity.cells]
     return replace(parity, cells=cells)
 
 

@@ -78,10 +78,12 @@ def throughput_question(a: CellResult, b: CellResult, min_effect: float) -> Ques
         within = unpaired(a.independent_logs, b.independent_logs)
         estimate = wider(between_sessions(logs_a, logs_b), within)
     elif pairs:
-        estimate = paired([math.log(rate_b / rate_a) for rate_a, rate_b in pairs])
+        log_ratios = [math.log(rate_b / rate_a) for rate_a, rate_b in pairs]
+        estimate = paired(log_ratios)
         # The means are those of the same trials, so that their ratio is the estimate.
         rates_a, rates_b = zip(*pairs, strict=True)
-        logs_a, logs_b = list(map(math.log, rates_a)), list(map(math.log, rates_b))
+        logs_a = list(map(math.log, rates_a))
+        logs_b = list(map(math.log, rates_b))
     else:
         estimate = unpaired(a.independent_logs, b.independent_logs)
     return Question(
@@ -109,8 +111,10 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
         if trial_a.throughput and trial_b.throughput:
             pairs.append((trial_a, trial_b))
             throughputs.append((trial_a.throughput, trial_b.throughput))
-    is_alike = len(pairs) > 1 and set(a.hardware) == set(b.hardware)
-    return throughputs if is_alike and _are_interleaved(pairs) else []
+    has_same_hardware = set(a.hardware) == set(b.hardware)
+    if len(pairs) < 2 or not has_same_hardware or not _are_interleaved(pairs):
+        return []
+    return throughputs
 
 
 def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
@@ -125,12 +129,17 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     for a, b in pairs:
         if not a.lanes == b.lanes == lanes or not _ran_on_same_nodes(a, b):
             return False
-        by_nodes.setdefault(frozenset([*a.hosts, *b.hosts]), []).append((a, b))
+        nodes = frozenset([*a.hosts, *b.hosts])
+        of_nodes = by_nodes.setdefault(nodes, [])
+        of_nodes.append((a, b))
         starts_a.append(a.started)
         starts_b.append(b.started)
-    if not all(_are_in_turn(of_nodes, lanes) for of_nodes in by_nodes.values()):
-        return False
-    return max(starts_a) >= min(starts_b) and max(starts_b) >= min(starts_a)
+    for of_nodes in by_nodes.values():
+        if not _are_in_turn(of_nodes, lanes):
+            return False
+    a_ended_last = max(starts_a) >= min(starts_b)
+    b_ended_last = max(starts_b) >= min(starts_a)
+    return a_ended_last and b_ended_last
 
 
 def _ran_on_same_nodes(a: TrialRow, b: TrialRow) -> bool:
@@ -172,7 +181,9 @@ def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | N
     # The step by which a metric moves that is counted over test samples; None if unknown.
     counts = [trial.test_samples for trial in (*a.trials, *b.trials)]
     known_counts = list(filter(None, counts))
-    resolution = 1 / min(known_counts) if len(known_counts) == len(counts) else None
+    resolution = None
+    if len(known_counts) == len(counts):
+        resolution = 1 / min(known_counts)
     common = seeds_a.keys() & seeds_b.keys()
     return Question(
         metric=Metric(
@@ -200,7 +211,8 @@ def steps_question(a: CellResult, b: CellResult, goal: float) -> Question | str:
     if a.target is None or a.target != b.target:
         return "no target metric that both sides have"
     name = f"steps to {a.target.name} {goal:g}"
-    steps_a, steps_b = steps_by_seed(a, goal), steps_by_seed(b, goal)
+    steps_a = steps_by_seed(a, goal)
+    steps_b = steps_by_seed(b, goal)
     common = steps_a.keys() & steps_b.keys()
     if not common:
         return f"{name}: no seed that both sides have evaluated; a baseline keeps no evaluations"
@@ -236,8 +248,9 @@ def _steps_to(trial: TrialRow, goal: float) -> float | None:
     """Return the steps after which a trial reached a goal, None without evaluations."""
     if trial.target is None or not trial.improvements:
         return None
+    goal_score = trial.target.score(goal)
     for point in trial.improvements:
-        if trial.target.score(point.value) >= trial.target.score(goal):
+        if trial.target.score(point.value) >= goal_score:
             return point.step or math.inf
     return math.inf
 
@@ -256,11 +269,10 @@ def _estimate_over_seeds(
     if are_identical(a, b):
         return certain_zero(len(a.trials))
     differences = [values_b[seed] - values_a[seed] for seed in values_a if seed in values_b]
-    values = [*values_a.values(), *values_b.values()]
-    if differences:
-        return with_smallest_step(paired(differences), values, resolution)
-    estimate = unpaired(list(values_a.values()), list(values_b.values()))
-    return with_smallest_step(estimate, values, resolution)
+    all_a = list(values_a.values())
+    all_b = list(values_b.values())
+    estimate = paired(differences) if differences else unpaired(all_a, all_b)
+    return with_smallest_step(estimate, [*all_a, *all_b], resolution)
 
 
 def are_identical(a: CellResult, b: CellResult) -> bool:
@@ -271,8 +283,9 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
     pairs = paired_trials(a, b)
     if not pairs or not len(pairs) == len(a.trials) == len(b.trials):
         return False
-    has_same_metrics = all(trial_a.metric == trial_b.metric for trial_a, trial_b in pairs)
-    return has_same_metrics and same_bits(pairs) == len(pairs)
+    if same_bits(pairs) < len(pairs):
+        return False
+    return all(trial_a.metric == trial_b.metric for trial_a, trial_b in pairs)
 
 
 def with_smallest_step(
@@ -286,9 +299,13 @@ def with_smallest_step(
     """
     if estimate.standard_error is None:
         return estimate
-    steps = [high - low for low, high in itertools.pairwise(sorted(values))]
-    step = min((step for step in steps if step > ROUNDING), default=resolution)
+    steps = []
+    for low, high in itertools.pairwise(sorted(values)):
+        if high - low > ROUNDING:
+            steps.append(high - low)
+    step = min(steps, default=resolution)
     if step is None:
         return replace(estimate, standard_error=None)
     smallest_error = step / math.sqrt(estimate.count)
-    return replace(estimate, standard_error=max(estimate.standard_error, smallest_error))
+    error = max(estimate.standard_error, smallest_error)
+    return replace(estimate, standard_error=error)

@@ -172,9 +172,10 @@ def _with_report(row: TrialRow, report: Rank0Report, cell: Cell) -> TrialRow:
     best = -math.inf
     for evaluation in report.evaluations:
         value = evaluation.metrics[report.target.name]
-        if report.target.score(value) > best:
+        score = report.target.score(value)
+        if score > best:
             improvements.append(MetricPoint(step=evaluation.step, value=value))
-            best = report.target.score(value)
+            best = score
     row = replace(
         row,
         parameter_digest=report.parameter_digest,
@@ -220,7 +221,8 @@ class CellResult:
 
         They are of CPU or GPUs and not of the host, as nodes of one kind are alike.
         """
-        return list(dict.fromkeys(trial.hardware for trial in self.trials if trial.hardware))
+        known = [trial.hardware for trial in self.trials if trial.hardware]
+        return list(dict.fromkeys(known))
 
     @cached_property
     def measured_trials(self) -> Sequence[TrialRow]:
@@ -263,7 +265,8 @@ class CellResult:
         """
         if not self.measured_trials:
             return None
-        interval = geometric_mean_interval(list(map(math.exp, self.independent_logs)))
+        throughputs = list(map(math.exp, self.independent_logs))
+        interval = geometric_mean_interval(throughputs)
         return _without_bounds_of_few(interval)
 
     @property
@@ -285,7 +288,8 @@ class CellResult:
         """
         if not self.metric_by_seed:
             return None
-        return _without_bounds_of_few(mean_interval(list(self.metric_by_seed.values())))
+        means = list(self.metric_by_seed.values())
+        return _without_bounds_of_few(mean_interval(means))
 
     @cached_property
     def shared(self) -> Mapping[str, Sequence[str]]:

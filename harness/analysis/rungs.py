@@ -72,17 +72,22 @@ def floats_apart(bits_a: Numbers, bits_b: Numbers) -> Numbers:
     integers once those of negative numbers are mirrored (Dawson 2012, "Comparing Floating Point
     Numbers"). 0.0 and -0.0 are the same.
     """
-    ordered_a, ordered_b = _ordered_bits(bits_a), _ordered_bits(bits_b)
-    apart: Numbers = np.maximum(ordered_a, ordered_b) - np.minimum(ordered_a, ordered_b)
+    ordered_a = _ordered_bits(bits_a)
+    ordered_b = _ordered_bits(bits_b)
+    larger = np.maximum(ordered_a, ordered_b)
+    smaller = np.minimum(ordered_a, ordered_b)
+    apart: Numbers = larger - smaller
     return apart
 
 
 def _ordered_bits(bits: Numbers) -> Numbers:
     """Return unsigned integers that are ordered as the floats with these bits are."""
-    sign = np.uint64(1 << (8 * bits.dtype.itemsize - 1))
+    bit_count = 8 * bits.dtype.itemsize
+    sign = np.uint64(1 << (bit_count - 1))
     bits = bits.astype(np.uint64)
     is_negative = (bits & sign) != 0
-    ordered: Numbers = np.where(is_negative, sign - (bits ^ sign), bits + sign)
+    mirrored = sign - (bits ^ sign)
+    ordered: Numbers = np.where(is_negative, mirrored, bits + sign)
     return ordered
 
 
@@ -97,10 +102,10 @@ def fp64_excess(error_a: float, error_b: float, *, is_noisy: bool, rounding: flo
     factor = FACTOR_OF_FEW if is_noisy else FACTOR
     if not math.isfinite(error_a) or not math.isfinite(error_b):
         return math.inf
-    larger = max(error_a, error_b)
-    allowed = factor * min(error_a, error_b) + rounding
+    larger, smaller = max(error_a, error_b), min(error_a, error_b)
     if larger == 0:
         return 0.0
+    allowed = factor * smaller + rounding
     return larger / allowed if allowed > 0 else math.inf
 
 
@@ -133,7 +138,8 @@ def root_mean_square(values: Numbers) -> float:
     """Return the root of the mean square in fp64, 0 of nothing."""
     if not values.size:
         return 0.0
-    return float(np.sqrt(np.mean(np.square(values.astype(np.float64)))))
+    squares = np.square(values.astype(np.float64))
+    return float(np.sqrt(np.mean(squares)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,16 +172,18 @@ class TensorDistance:
         if self.error is None or self.reference_error is None or self.scale is None:
             return None
         dtypes = {self.dtype, self.reference_dtype or self.dtype}
-        is_noisy = bool(dtypes & HALF_TYPES) or math.prod(self.shape) < FEW_NUMBERS
+        is_small = math.prod(self.shape) < FEW_NUMBERS
+        is_noisy = is_small or not HALF_TYPES.isdisjoint(dtypes)
         epsilon = max(EPSILONS.get(dtype, 0.0) for dtype in dtypes)
-        return fp64_excess(
-            self.error, self.reference_error, is_noisy=is_noisy, rounding=epsilon * self.scale
-        )
+        rounding = epsilon * self.scale
+        return fp64_excess(self.error, self.reference_error, is_noisy=is_noisy, rounding=rounding)
 
     @property
     def is_within_fp64_rule(self) -> bool:
         """Return whether the error is allowed. What is no float must be the same."""
-        return self.differing == 0 or (self.excess is not None and self.excess <= 1)
+        if self.differing == 0:
+            return True
+        return self.excess is not None and self.excess <= 1
 
     @property
     def repeats_exactly(self) -> bool:
@@ -194,7 +202,8 @@ class TensorDistance:
         """Return what distances are ordered by; what is no float may not differ at all."""
         if self.dtype not in EPSILONS:
             return math.inf, math.inf
-        return self.excess or 0.0, self.differing / math.prod(self.shape)
+        differing_share = self.differing / math.prod(self.shape)
+        return self.excess or 0.0, differing_share
 
 
 def tensor_rung(*, same_bits: bool, distances: Sequence[TensorDistance]) -> Rung | None:
@@ -278,7 +287,8 @@ def evidence_of_record(record: Record) -> Evidence:
         if result.loss is None:
             continue
         if result.random_digest is not None:
-            random[f"rank {result.rank} after step {len(result.loss)}"] = result.random_digest
+            subject = f"rank {result.rank} after step {len(result.loss)}"
+            random[subject] = result.random_digest
         # A script may report no losses, or only those of some steps; the others are NaN.
         reported = np.flatnonzero(~np.isnan(result.loss))
         if len(reported):
@@ -287,10 +297,12 @@ def evidence_of_record(record: Record) -> Evidence:
     metrics: dict[str, dict[int, float]] = {}
     for evaluation in record.rank0.evaluations:
         for name, value in evaluation.all_metrics.items():
-            metrics.setdefault(name, {})[evaluation.step] = float(value)
-    for name, of_steps in metrics.items():
-        values = np.array(list(of_steps.values()))
-        rows[f"evaluation's {name}"] = Row(steps=np.array(list(of_steps)), values=values)
+            values = metrics.setdefault(name, {})
+            values[evaluation.step] = float(value)
+    for name, by_step in metrics.items():
+        steps = np.array(list(by_step))
+        values = np.array(list(by_step.values()))
+        rows[f"evaluation's {name}"] = Row(steps=steps, values=values)
     return Evidence(
         order=record.order_digest,
         parameters=record.rank0.parameter_digest,
@@ -316,10 +328,11 @@ def compare_evidence(
     steps: dict[str, int] = {}  # the first that differs, by the subject
     gaps = []
     for name in rows:
-        step = _first_difference(recorded.rows[name], again.rows[name])
+        row, row_again = recorded.rows[name], again.rows[name]
+        step = _first_difference(row, row_again)
         if step is not None:
             steps[name] = step
-        gaps.append(_largest_relative_gap(recorded.rows[name], again.rows[name]))
+        gaps.append(_largest_relative_gap(row, row_again))
     fp64_problem = _find_fp64_problem(again, exact)
     difference = _describe_first(recorded, again, steps)
     rung: Rung | None = None
@@ -374,8 +387,9 @@ def _first_difference(a: Row, b: Row) -> int | None:
     A number that only one of them has is a difference.
     """
     steps, in_a, in_b = np.intersect1d(a.steps, b.steps, return_indices=True)
-    differing = steps[_differ(a.values[in_a], b.values[in_b])]
-    differing = np.concatenate([differing, np.setxor1d(a.steps, b.steps)])
+    differ = _differ(a.values[in_a], b.values[in_b])
+    only_one_has = np.setxor1d(a.steps, b.steps)
+    differing = np.concatenate([steps[differ], only_one_has])
     return int(differing.min()) if len(differing) else None
 
 
@@ -402,7 +416,8 @@ def _find_fp64_problem(again: Evidence, exact: Sequence[Evidence]) -> Fp64Proble
         if control is None or control.values.shape != row.values.shape:
             return "not deterministic"
         error = root_mean_square(row.values - control.values)
-        if not fp64_repeats(error, root_mean_square(row.values)):
+        scale = root_mean_square(row.values)
+        if not fp64_repeats(error, scale):
             return "not deterministic"
     for name, digest in first.random.items():  # a run that went on drew more
         if again.random.get(name, digest) != digest:
@@ -414,12 +429,14 @@ def _largest_relative_gap(a: Row, b: Row) -> float:
     """Return the largest distance as a share of the larger number; infinite for numbers of other steps."""
     if not np.array_equal(a.steps, b.steps):
         return math.inf
-    values_a, values_b = a.values.astype(np.float64), b.values.astype(np.float64)
+    values_a = a.values.astype(np.float64)
+    values_b = b.values.astype(np.float64)
     scales = np.maximum(np.abs(values_a), np.abs(values_b))
     with np.errstate(invalid="ignore"):  # infinities, whose distance is not a number
         gaps = np.abs(values_a - values_b)
-        relative = np.divide(gaps, scales, out=np.zeros_like(gaps), where=scales > 0)
-    return float(np.nan_to_num(relative, nan=np.inf).max(initial=0))
+        shares = np.zeros_like(gaps)
+        np.divide(gaps, scales, out=shares, where=scales > 0)
+    return float(np.nan_to_num(shares, nan=np.inf).max(initial=0))
 
 
 def _are_rounding_errors(
@@ -454,9 +471,11 @@ def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> fl
     errors = []
     for name in rows:
         values = trial.rows[name].values
-        if name not in exact.rows or len(exact.rows[name].values) < len(values):
+        if name not in exact.rows:
             continue
         exact_values = exact.rows[name].values[: len(values)]
+        if len(exact_values) < len(values):
+            continue
         scale = root_mean_square(exact_values)
         if scale > 0:
             errors.append((values - exact_values) / scale)

@@ -40,7 +40,8 @@ def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) 
     sides = {}
     for name in names:
         if name != BASELINE:
-            sides[name] = Side(name=name, cells=find(results, name).cells)
+            cells = find(results, name).cells
+            sides[name] = Side(name=name, cells=cells)
     if BASELINE in names:
         others: list[CellResult] = []
         for side in (*sides.values(), *loaded):
@@ -66,8 +67,9 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
             baselines.append(baseline.read(path))
     if not baselines:
         kinds = ", ".join(sorted({path.parent.name for path in paths}))
+        wanted = " or ".join(sorted(hardware)) or "any hardware"
         raise BadInput(
-            f"{results.baselines}: found no baseline of {' or '.join(sorted(hardware)) or 'any hardware'};"
+            f"{results.baselines}: found no baseline of {wanted};"
             f" allowed: {kinds or 'nothing'}; harness baseline SWEEP makes one"
         )
     return _related(baselines, others) or baselines
@@ -78,7 +80,8 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     sweeps: set[str] = set()
     for result in others:
-        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
+        on_hardware = ran_on.setdefault(result.cell.settings_id, set())
+        on_hardware.update(result.hardware)
         sweeps.update(trial.sweep for trial in result.trials)
     related: dict[str, CellResult] = {}
     for result in baselines:
@@ -86,7 +89,8 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
         is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
         if settings_id in ran_on or is_of_sweep:
             related.setdefault(settings_id, result)
-        if not ran_on.get(settings_id, set()).isdisjoint(result.hardware):
+        same_hardware = ran_on.get(settings_id, set()).intersection(result.hardware)
+        if same_hardware:
             related[settings_id] = result
     return list(related.values())
 
@@ -149,9 +153,11 @@ def _records_of_cell(results: Results, name: str) -> Named:
     for folder in sorted(folders):
         path = TrialFolder.newest(folder).record_path
         if path.exists():
-            by_sweep.setdefault(folder.parent, []).append(path)
+            of_sweep = by_sweep.setdefault(folder.parent, [])
+            of_sweep.append(path)
     if not by_sweep:
-        suggestion = did_you_mean(name, recorded_sweep_names(results)).partition("allowed: ")[0]
+        sweep_names = recorded_sweep_names(results)
+        suggestion, _, _ = did_you_mean(name, sweep_names).partition("allowed: ")
         raise BadInput(
             f"{name}: nothing of that name in {results.runs}; {suggestion}allowed: {FORMS}"
         )
@@ -179,7 +185,8 @@ def find_trial(
     named = find(results, name)
     records = list(named.records)
     if only:
-        chosen = {trial.id for trial in select_trials([r.trial for r in records], only)}
+        trials = [record.trial for record in records]
+        chosen = {trial.id for trial in select_trials(trials, only)}
         records = [record for record in records if record.trial.id in chosen]
     if best and records:
         records = [best_record(records, name)]
@@ -214,8 +221,11 @@ def best_record(records: Sequence[Record], name: str) -> Record:
             continue
         target = record.rank0.target
         metric = record.numbers.get(best_name(target.name))
-        if metric is not None and target.score(metric) > best_score:
-            best, best_score = record, target.score(metric)
+        if metric is None:
+            continue
+        score = target.score(metric)
+        if score > best_score:
+            best, best_score = record, score
     if best is None:
         raise BadInput(f"--best: {name} has no trial that is done and has a metric; needed: one")
     return best

@@ -51,7 +51,8 @@ class SweepResult(Side):
                 missing[trial.cell.id] += 1
         cells = []
         for cell in sweep.cells:
-            cells.append(cell_result(cell, by_cell.get(cell.id, ()), missing[cell.id]))
+            of_cell = by_cell.get(cell.id, ())
+            cells.append(cell_result(cell, of_cell, missing[cell.id]))
         return SweepResult(name=sweep.name, cells=cells, records=by_cell)
 
     @cached_property
@@ -59,7 +60,8 @@ class SweepResult(Side):
         """The cells by the label of their workload."""
         workloads: dict[str, list[CellResult]] = {}
         for result in self.cells:
-            workloads.setdefault(result.cell.workload.label, []).append(result)
+            of_workload = workloads.setdefault(result.cell.workload.label, [])
+            of_workload.append(result)
         return workloads
 
     def done_records(self, cell: Cell) -> list[Record]:
@@ -70,7 +72,10 @@ class SweepResult(Side):
     @cached_property
     def side(self) -> Side:
         """The recorded cells, as one side of a comparison with another sweep or a baseline."""
-        recorded = [cell for cell in self.cells if cell.planned > cell.left_out.get(UNRECORDED, 0)]
+        recorded = []
+        for cell in self.cells:
+            if cell.planned > cell.left_out.get(UNRECORDED, 0):
+                recorded.append(cell)
         return Side(name=self.name, cells=recorded)
 
     @cached_property
@@ -133,10 +138,12 @@ class SweepResult(Side):
 
         There is a verdict only where one of the two is the reference of the other.
         """
-        for judged, reference, outcome in ((fastest, slower, "better"), (slower, fastest, "worse")):
+        pairs = ((fastest, slower, "better"), (slower, fastest, "worse"))
+        for judged, reference, outcome in pairs:
             match = self.match_of(judged.cell)
-            if match is not None and match.a is reference and match.speed is not None:
-                return match.speed.outcome != outcome
+            if match is None or match.a is not reference or match.speed is None:
+                continue
+            return match.speed.outcome != outcome
         return False
 
     def has_single_trials(self, workload: str) -> bool:
@@ -191,7 +198,8 @@ def scaling_shares(cells: Sequence[CellResult]) -> dict[str, float]:
         base = bases.get((settings, "single"), base)
         ranks = axes.world_size / base.cell.axes.world_size
         if ranks > 1:
-            shares[cell.cell.id] = cell.mean_throughput / base.mean_throughput / ranks
+            speedup = cell.mean_throughput / base.mean_throughput
+            shares[cell.cell.id] = speedup / ranks
     return shares
 
 
@@ -206,12 +214,14 @@ def attributions(side: Side) -> dict[str, Attribution]:
     varying = varying_axes(side.all_cells)  # others have no effect
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
-        of_workload = points.setdefault(result.cell.workload.label, [])
+        label = result.cell.workload.label
+        of_workload = points.setdefault(label, [])
         levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in varying}
         for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
             of_trial = {**levels, LANES: str(trial.lanes)}
             block = (trial.seed, trial.repeat)
-            of_workload.append(TrialThroughput(levels=of_trial, block=block, value=value))
+            point = TrialThroughput(levels=of_trial, block=block, value=value)
+            of_workload.append(point)
     by_workload = {}
     for workload, of_workload in points.items():
         attribution = attribute(of_workload) if of_workload else None

@@ -59,9 +59,7 @@ class GateOutcome:
     commit: str  # the full id of `options.revision`
     cells: Sequence[CellOutcome]
     lost: Sequence[str] = ()  # labels of cells that the sweep has lost, or has with other settings
-    new: Sequence[
-        str
-    ] = ()  # labels of cells that the revision's sweep lacks, which are not measured
+    new: Sequence[str] = ()  # labels of cells that the revision lacks, not measured
 
     def has_failed(self, outcome: CellOutcome) -> bool:
         """Whether a cell could not be measured, is slower, or computes other losses where they count."""
@@ -83,9 +81,9 @@ class GateOutcome:
     @property
     def exit_code(self) -> int:
         """1 if a cell failed; 3 if one is inconclusive or was lost, or none was measured; else 0."""
-        if any(self.has_failed(outcome) for outcome in self.cells):
+        if any(map(self.has_failed, self.cells)):
             return 1
-        if self.lost or not self.cells or any(self.is_inconclusive(cell) for cell in self.cells):
+        if self.lost or not self.cells or any(map(self.is_inconclusive, self.cells)):
             return 3
         return 0
 
@@ -113,7 +111,10 @@ def gate(
         load = load_of_others()
         before = cells_of_revision(sweep, revision, options)
         labels = {cell.label for cell in before}
-        cells = [cell for cell in sweep.cells if is_among(cell, before) or cell.label in labels]
+        cells = []
+        for cell in sweep.cells:
+            if cell.label in labels or is_among(cell, before):
+                cells.append(cell)
         trees = {"a": revision, "b": working_tree}
         alpha = ALPHA / max(1, len(cells))  # cells share the allowed chance of a false alarm
         outcomes = []
@@ -165,14 +166,16 @@ def is_among(cell: Cell, cells: Sequence[Cell]) -> bool:
     Settings that the sweep leaves to the code are not compared: each arm of a gate takes them from its
     own code.
     """
-    return any(_written_id(cell) == _written_id(other) for other in cells)
+    written_ids = set(map(_written_id, cells))
+    return _written_id(cell) in written_ids
 
 
 def _written_id(cell: Cell) -> str:
     """Return the id of the settings that a sweep sets for a cell."""
     written = cell.with_any_code()
     if "batch_size" in cell.workload.unset:
-        written = replace(written, axes=replace(cell.axes, batch_size=1))
+        axes = replace(cell.axes, batch_size=1)
+        written = replace(written, axes=axes)
     return written.settings_id
 
 

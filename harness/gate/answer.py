@@ -46,9 +46,10 @@ def judge_cell(
     cell: Cell, limits: Limits, comparison: CellComparison, expected_trials: int
 ) -> GateAnswer:
     """Judge a cell that should have `expected_trials` in the run; a missing measurement never passes."""
-    of_cell = [
-        match for match in comparison.matches if cell.id in (match.a.cell.id, match.b.cell.id)
-    ]
+    of_cell = []
+    for match in comparison.matches:
+        if cell.id in (match.a.cell.id, match.b.cell.id):
+            of_cell.append(match)
     if not of_cell:
         return GateAnswer(
             outcome=OUTCOMES[limits.missing],
@@ -62,9 +63,10 @@ def judge_cell(
     if match.b.trials and match.a.trials == match.b.trials:
         text = "run and baseline are the same trials: measure again, as with --harness-trials=all"
         reasons.append(Reason(outcome=OUTCOMES[limits.missing], text=text))
+    pair_count = len(match.pairs)
     alike = same_bits(match.pairs)
-    if limits.bits != "ignore" and alike < max(len(match.pairs), 1):
-        text = f"other bits: {alike} of {counted(len(match.pairs), 'pair')} end alike"
+    if limits.bits != "ignore" and alike < max(pair_count, 1):
+        text = f"other bits: {alike} of {counted(pair_count, 'pair')} end alike"
         reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
     reasons += _warnings(match, comparison)
     # The most severe first: pytest's summary shows the first line only.
@@ -87,9 +89,8 @@ def _judge_trials(match: Match, expected: int) -> list[Reason]:
     reasons = []
     for status, count in match.b.left_out.items():
         outcome: Outcome = "warn" if status == "invalid" else "fail"
-        reasons.append(
-            Reason(outcome=outcome, text=f"{count} of {counted(expected, 'trial')} {status}")
-        )
+        text = f"{count} of {counted(expected, 'trial')} {status}"
+        reasons.append(Reason(outcome=outcome, text=text))
     recorded = len(match.b.trials) + sum(match.b.left_out.values())
     if recorded < expected:
         text = f"{expected - recorded} of {counted(expected, 'trial')} have no record"

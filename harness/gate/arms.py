@@ -67,7 +67,8 @@ class TrainingArm:
         All ranks get the request before the first answer is read, because they train together.
         Raises HarnessError with a rank's own message if it fails.
         """
-        request = (json.dumps({"steps": steps}) + "\n").encode()
+        message = json.dumps({"steps": steps}) + "\n"
+        request = message.encode()
         # Before the arm may run, so that nothing it does goes uncounted.
         start = time.perf_counter()
         self._signal(signal.SIGCONT)

@@ -92,7 +92,9 @@ class BisectOutcome:
     def exit_code(self) -> int:
         """0 for a commit that is certainly bad against its own parent too, else 3."""
         parent = self.against_parent
-        return 0 if parent is not None and parent.mark == "bad" and parent.is_certain else 3
+        if parent is None or parent.mark != "bad" or not parent.is_certain:
+            return 3
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,26 +114,36 @@ class Judge:
         certain, and others as many steps, or against half of that loss. Raises HarnessError if a rank
         fails.
         """
-        options, trees = self.options, {"a": good, "b": tree}
-        seconds = options.budget_seconds
+        options = self.options
+        trees = {"a": good, "b": tree}
         if options.compare_bits:
-            max_steps = None if ends is None else ends.steps
             is_same, steps = compare_losses(
-                self.sweep, self.cell, trees, self.profile, seconds=seconds, max_steps=max_steps
+                self.sweep,
+                self.cell,
+                trees,
+                self.profile,
+                seconds=options.budget_seconds,
+                max_steps=None if ends is None else ends.steps,
             )
             return Finding(mark="good" if is_same else "bad", steps=steps)
-        min_effect, certain_share = options.min_effect, CERTAIN_SHARE
+        min_effect = options.min_effect
+        certain_share = CERTAIN_SHARE
         if ends is not None and ends.measured is not None and ends.measured.ratio is not None:
-            min_effect, certain_share = (1 - ends.measured.ratio) / 2, 0.0
+            min_effect = (1 - ends.measured.ratio) / 2
+            certain_share = 0.0
         budget = Budget(
-            min_effect=min_effect, seconds=seconds, alpha=self.alpha, certain_share=certain_share
+            min_effect=min_effect,
+            seconds=options.budget_seconds,
+            alpha=self.alpha,
+            certain_share=certain_share,
         )
         measured = measure(self.sweep, self.cell, trees, self.profile, budget)
         mark: Mark = "bad" if measured.verdict == "slower" else "good"
         if measured.verdict == "inconclusive":
             # One commit near the middle does not end the search: the likelier mark is taken, and the
             # commit that is found is compared with its parent.
-            mark = "bad" if (measured.ratio or 1) < 1 - min_effect else "good"
+            ratio = measured.ratio or 1
+            mark = "bad" if ratio < 1 - min_effect else "good"
         return Finding(mark=mark, measured=measured)
 
 
@@ -307,7 +319,8 @@ def commits_between(repository: Path, good: str, bad: str) -> Sequence[str]:
             f"GOOD {good}: found no ancestor of BAD {bad}{hint}; allowed: an ancestor of BAD"
         )
     options = ("--first-parent", "--reverse")
-    return run_git(repository, "rev-list", *options, f"{good_id}..{bad_id}").stdout.split()
+    listed = run_git(repository, "rev-list", *options, f"{good_id}..{bad_id}").stdout
+    return listed.split()
 
 
 def _is_ancestor(repository: Path, ancestor: str, descendant: str) -> bool:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from harness.core.errors import BadInput
@@ -133,8 +134,8 @@ class Certificate:
 
         They may on the same hardware, with the same versions and the same settings.
         """
-        decisive = ("key", "software", "code", "settings")
-        return all(getattr(self, name) == getattr(other, name) for name in decisive)
+        decisive = attrgetter("key", "software", "code", "settings")
+        return bool(decisive(self) == decisive(other))
 
 
 def certify(
@@ -154,8 +155,9 @@ def certify(
         certificate = prepare(results, profile, settings)
         path = results.certificates / f"{certificate.key}.json"
         while len(certificate.comparisons) < count:
+            done = len(certificate.comparisons)
             alarms = counted(certificate.false_alarms, "false alarm")
-            report_progress(f"{len(certificate.comparisons)} of {count} comparisons, {alarms}")
+            report_progress(f"{done} of {count} comparisons, {alarms}")
             measured = measure(sweep, cell, trees, profile, budget)
             comparison = SelfComparison(
                 verdict=measured.verdict,
@@ -165,7 +167,8 @@ def certify(
                 ended=time.time(),
                 load=os.getloadavg()[0],  # how busy the machine was
             )
-            certificate = replace(certificate, comparisons=[*certificate.comparisons, comparison])
+            comparisons = [*certificate.comparisons, comparison]
+            certificate = replace(certificate, comparisons=comparisons)
             path = write(results, certificate)
     return certificate, path
 

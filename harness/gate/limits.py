@@ -68,16 +68,15 @@ class Gate:
 
     def limits(self, cell: Cell) -> Limits:
         """Return the limits of a cell; raises BadInput for a `min_effect` that is no percentage."""
-        values: dict[str, Any] = {
-            field.name: getattr(self.file, field.name) for field in fields(Limits)
-        }
+        values: dict[str, Any] = {}
+        for limit in fields(Limits):
+            values[limit.name] = getattr(self.file, limit.name)
         for pattern, overrides in self.file.cells.items():
             if _matches(pattern, cell):
-                for name, value in vars(overrides).items():
-                    if value is not None:
-                        values[name] = value
-        context = f"{self.source}: min_effect"
-        values["min_effect"] = parse_percentage(str(values["min_effect"]), context)
+                given = vars(overrides).items()
+                values |= {name: value for name, value in given if value is not None}
+        min_effect = str(values["min_effect"])
+        values["min_effect"] = parse_percentage(min_effect, f"{self.source}: min_effect")
         return Limits(**values)
 
 

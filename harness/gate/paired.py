@@ -137,7 +137,8 @@ class PairSample:
     @property
     def whole_seconds(self) -> tuple[float, float]:
         """Return the mean seconds a sample in whole turns of A and of B."""
-        first, second = fmean(self.turn_seconds[::2]), fmean(self.turn_seconds[1::2])
+        first = fmean(self.turn_seconds[::2])
+        second = fmean(self.turn_seconds[1::2])
         return (second, first) if self.b_first else (first, second)
 
 
@@ -207,7 +208,8 @@ def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
     fast, whole = _log_ratios(samples)
     for values, share in ((fast, 1 - WHOLE_ALPHA), (whole, WHOLE_ALPHA)):
         _, highs = confidence_sequence(values, share * budget.alpha)
-        if highs[-1] < 0 and highs[-1] <= budget.certain_share * values.mean():
+        certain_loss = budget.certain_share * values.mean()
+        if highs[-1] < 0 and highs[-1] <= certain_loss:
             return True
     return budget.certain_share == 0
 
@@ -220,13 +222,16 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> tuple[SpeedVer
     needs both, so the whole turns may be wrong about it as often as both together about a loss.
     """
     fast, whole = _log_ratios(samples)
-    by_steps = decide(fast, budget.min_effect, (1 - WHOLE_ALPHA) * budget.alpha, one_sided=True)
-    by_turns = decide(whole, budget.min_effect, WHOLE_ALPHA * budget.alpha)
+    alpha_of_steps = (1 - WHOLE_ALPHA) * budget.alpha
+    alpha_of_turns = WHOLE_ALPHA * budget.alpha
+    by_steps = decide(fast, budget.min_effect, alpha_of_steps, one_sided=True)
+    by_turns = decide(whole, budget.min_effect, alpha_of_turns)
     lows, _ = confidence_sequence(whole, budget.alpha)
+    largest_slowdown = max(WHOLE_MARGIN, budget.min_effect)
     verdict = by_steps
     if "slower" in (by_steps, by_turns):
         verdict = "slower"
-    elif lows[-1] < math.log1p(-max(WHOLE_MARGIN, budget.min_effect)):
+    elif lows[-1] < math.log1p(-largest_slowdown):
         verdict = "inconclusive"
     return verdict, verdict != by_steps
 
@@ -253,7 +258,8 @@ def warm_up(arms: Mapping[str, TrainingArm]) -> int:
         for key, arm in arms.items():
             turn = arm.train(WARM_UP_STEPS)
             seconds[key] += turn.wall_seconds
-            fastest_steps[key] = min(fastest_steps[key], float(np.median(turn.seconds)))
+            median_step = float(np.median(turn.seconds))
+            fastest_steps[key] = min(fastest_steps[key], median_step)
         steps += WARM_UP_STEPS
         turns += 1
     steps_of_window = math.ceil(WINDOW_SECONDS / max(fastest_steps.values()))
@@ -272,14 +278,15 @@ def sample_pair(
             turn = arm.train(uncounted + counted)
             turns[key].append(turn)
             spent += turn.wall_seconds
-        same_bits = same_bits and len({turns[key][-1].losses for key in arms}) == 1
+        losses = {turns[key][-1].losses for key in arms}
+        same_bits = same_bits and len(losses) == 1
     batch_sizes = [arm.batch_size for arm in arms.values()]
-    of_arms = list(turns.values())
-    step_seconds = turn_step_seconds(of_arms, uncounted)
+    step_seconds = turn_step_seconds(list(turns.values()), uncounted)
+    turn_batch_sizes = np.resize(batch_sizes, len(step_seconds))  # arms take turns
     return PairSample(
         a_fast_seconds=fast_step(turns["a"], uncounted) / arms["a"].batch_size,
         b_fast_seconds=fast_step(turns["b"], uncounted) / arms["b"].batch_size,
-        turn_seconds=step_seconds / np.resize(batch_sizes, len(step_seconds)),  # arms take turns
+        turn_seconds=step_seconds / turn_batch_sizes,
         b_first=next(iter(arms)) == "b",
         seconds=spent,
         same_bits=same_bits,
@@ -316,12 +323,14 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
         needed.append(seconds)
         counts.append(steps)
         usual_steps.append(usual_step)
-        costs.append(max(0.0, float(np.median(seconds - steps * usual_step))))
+        overheads = seconds - steps * usual_step
+        costs.append(max(0.0, float(np.median(overheads))))
     in_order = np.stack(needed, axis=1).ravel()
     steps_in_order = np.stack(counts, axis=1).ravel()
     # The overhead of an arm whose reports leave time out is no time of the other one's turns.
     floor = SHORTEST_TURN * steps_in_order * min(usual_steps)
-    step_seconds: NDArray[np.float64] = np.maximum(in_order - fmean(costs), floor) / steps_in_order
+    net_seconds = np.maximum(in_order - fmean(costs), floor)
+    step_seconds: NDArray[np.float64] = net_seconds / steps_in_order
     return step_seconds
 
 

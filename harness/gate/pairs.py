@@ -34,6 +34,7 @@ from harness.sweep.sweep import Sweep
 STEPS = 10_000_000  # more than any comparison takes
 ENDLESS = Length(steps=STEPS)
 POLL = 0.2  # seconds between two checks of ranks that start
+STRIDE = 20  # steps between two comparisons of losses
 
 
 @contextmanager
@@ -140,7 +141,8 @@ class PairStarter:
         tree = self.trees[key]
         folder = TrialFolder(self.folder / key)
         # All steps count as warm-up, so that no telemetry lengthens the turns.
-        endless = replace(self.cell.with_any_code(), length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        cell = self.cell.with_any_code()
+        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
         assignment = Assignment(
             trial=Trial(cell=endless, seed=self.sweep.seeds[0]),
             base_folder=str(tree.counterpart(self.sweep.base_folder)),
@@ -189,8 +191,10 @@ def _accept_all(
         # Before the check for a connection: a rank that has ended may have connected before.
         exit_codes = dict(zip(names, forked.exit_codes(), strict=True))
         ended = [name for name in missing if exit_codes[name] is not None]
-        if select.select([listening], [], [], POLL)[0]:
-            connect_rank(listening.accept()[0], arms, stack)
+        ready, _, _ = select.select([listening], [], [], POLL)
+        if ready:
+            connection, _ = listening.accept()
+            connect_rank(connection, arms, stack)
         elif ended or time.monotonic() > deadline:
             key, rank = (ended or missing)[0]
             log = arms[key].log
@@ -221,12 +225,10 @@ def connect_rank(
 
 def refuse_different_units(arms: Sequence[TrainingArm]) -> None:
     """Raise HarnessError where an arm's samples are counted and those of the other one are not."""
-    if len({arm.unit for arm in arms}) > 1:
+    units = {arm.unit for arm in arms}
+    if len(units) > 1:
         found = " and ".join(f"{arm.unit} in {arm.name}" for arm in arms)
         raise HarnessError(f"throughput is in {found}, which can't be compared")
-
-
-STRIDE = 20  # steps between two comparisons
 
 
 def compare_losses(
@@ -246,9 +248,13 @@ def compare_losses(
     """
     steps = 0
     spent = 0.0
+    most_steps = max_steps or math.inf
+    if max_steps is not None:
+        seconds = math.inf
     with pair_starter(sweep, cell, trees, profile) as starter, starter.pair(["a", "b"]) as arms:
-        while steps < (max_steps or math.inf) and (max_steps is not None or spent < seconds):
-            turn_a, turn_b = arms["a"].train(STRIDE), arms["b"].train(STRIDE)
+        while steps < most_steps and spent < seconds:
+            turn_a = arms["a"].train(STRIDE)
+            turn_b = arms["b"].train(STRIDE)
             steps += STRIDE
             spent += turn_a.wall_seconds + turn_b.wall_seconds
             report_progress(f"{steps} steps")

@@ -57,7 +57,8 @@ class TurnSocket:
 
     def send(self, **message: Any) -> None:
         """Send a message as a line of JSON."""
-        self._socket.sendall((json.dumps(message) + "\n").encode())
+        line = json.dumps(message) + "\n"
+        self._socket.sendall(line.encode())
 
     def wait_for_turn(self) -> int:
         """Return the steps of the next turn; raises EOFError when there is none."""
@@ -92,7 +93,8 @@ class TakingTurns(Hooks):
         if state.step < self._turn_stop:
             return
         seconds = state.series["seconds"][self._turn_start :]
-        self._turns.send(seconds=seconds, losses=self._digest_results(state, self._turn_start))
+        losses = self._digest_results(state, self._turn_start)
+        self._turns.send(seconds=seconds, losses=losses)
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
         """Return a digest of the losses of the steps from `start` on."""
@@ -119,10 +121,12 @@ class ScriptTurns(TakingTurns):
         if not state.step:
             return 1  # in which it builds everything
         if not self._is_ready:
-            batch_size, unit = self._cell.axes.batch_size, self._cell.throughput_unit
+            batch_size = self._cell.axes.batch_size
+            unit = self._cell.throughput_unit
             reported = self._observed.samples_per_step
             if reported:
-                batch_size = max(1, round(reported * self._observed.ranks.world_size))
+                global_batch = reported * self._observed.ranks.world_size
+                batch_size = max(1, round(global_batch))
                 unit = "samples/s"
             self._turns.send(ready=True, batch_size=batch_size, unit=unit)
             self._is_ready = True
