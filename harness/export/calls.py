@@ -79,7 +79,8 @@ class CallShape:
         tensor = self.example[index]
         names = self.names(index)
         sizes = [names.get(axis, str(size)) for axis, size in enumerate(tensor.shape)]
-        return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)})"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return f"{dtype} ({', '.join(sizes)})"
 
 
 def probe_calls(
@@ -93,13 +94,19 @@ def probe_calls(
     size = max(2, batch_size)
     starts = range(0, max(1, count - 1), size)
     single, batches = calls_of([0]), []
-    for start in starts[:: max(1, len(starts) // PROBED_BATCHES)]:
-        batches += calls_of(range(start, min(start + size, count)))
+    stride = max(1, len(starts) // PROBED_BATCHES)
+    for start in starts[::stride]:
+        stop = min(start + size, count)
+        batches += calls_of(range(start, stop))
     calls = [*single, *batches]
     varying = []
     for tensors in zip(*calls, strict=True):
-        sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
-        varying.append(frozenset(n for n, values in enumerate(sizes) if len(set(values)) > 1))
+        shapes = [tensor.shape for tensor in tensors]
+        dimensions = []
+        for dimension, sizes in enumerate(zip(*shapes, strict=True)):
+            if len(set(sizes)) > 1:
+                dimensions.append(dimension)
+        varying.append(frozenset(dimensions))
     largest = max(batches, key=lambda inputs: sum(tensor.numel() for tensor in inputs))
     # Copies: torch.export takes two inputs that are one tensor for one input.
     return CallShape(example=tuple(tensor.clone() for tensor in largest), varying=varying)

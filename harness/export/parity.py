@@ -43,7 +43,8 @@ class Comparison:
             difference = largest_difference(value, reference)
             self.largest_difference = max(self.largest_difference, difference)
         doubles = [value.double() if value.is_floating_point() else value for value in inputs]
-        for reference, value in zip(expected, tree_leaves(self.exact(*doubles)), strict=True):
+        exact = tree_leaves(self.exact(*doubles))
+        for reference, value in zip(expected, exact, strict=True):
             self._note_rounding(reference, value)
         return tree_unflatten(outputs, structure)
 
@@ -56,10 +57,13 @@ class Comparison:
         """
         if not reference.is_floating_point():
             return
-        is_counted = exact.isfinite() & (reference.abs() < torch.finfo(reference.dtype).max)
+        limit = torch.finfo(reference.dtype).max
+        is_counted = exact.isfinite() & (reference.abs() < limit)
         if is_counted.any():
-            expected, value = reference[is_counted].double(), exact[is_counted].double()
-            self.rounding = max(self.rounding, float((expected - value).abs().max()))
+            expected = reference[is_counted].double()
+            value = exact[is_counted].double()
+            rounding = float((expected - value).abs().max())
+            self.rounding = max(self.rounding, rounding)
             self.scale = max(self.scale, float(value.abs().max()))
 
 
@@ -70,10 +74,12 @@ def largest_difference(output: Tensor, reference: Tensor) -> float:
     """
     if output.shape != reference.shape:
         return math.inf
-    left, right = output.detach().double(), reference.detach().double()
+    left = output.detach().double()
+    right = reference.detach().double()
     is_same = (left == right) | (left.isnan() & right.isnan())
-    gap = torch.where(is_same, 0.0, (left - right).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(gap.max()) if gap.numel() else 0.0
+    gaps = torch.where(is_same, 0.0, (left - right).abs())
+    gaps = gaps.nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(gaps.max()) if gaps.numel() else 0.0
 
 
 @torch.no_grad()
@@ -91,7 +97,8 @@ def compare(trained: TrainedModel, served: Served) -> ExportParity:
         rows.append(trained.evaluate(indices))
         with trained.model.register_forward_hook(comparison.replace_output):
             served_rows.append(trained.evaluate(indices))
-    eps = torch.finfo(next(trained.model.parameters()).dtype).eps
+    parameter = next(trained.model.parameters())
+    eps = torch.finfo(parameter.dtype).eps
     return ExportParity(
         samples=count,
         metrics=_metrics(trained.workload, torch.cat(rows)),

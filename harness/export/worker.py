@@ -64,8 +64,10 @@ def export(
     Raises BadFile for a damaged checkpoint, what an exporter raises for a model that its format can't
     hold, and HarnessError for a file that computes something else than eager mode.
     """
-    order = ExportOrder(**json.loads((folder.path / ORDER_FILE).read_text(encoding="utf-8")))
-    trial, checkpoint = assignment.trial, Path(order.checkpoint)
+    text = (folder.path / ORDER_FILE).read_text(encoding="utf-8")
+    order = ExportOrder(**json.loads(text))
+    trial = assignment.trial
+    checkpoint = Path(order.checkpoint)
     axes = trial.cell.axes
     seed_everything(trial.seed)  # as before training
     samples = load_splits(workload).test
@@ -78,7 +80,8 @@ def export(
     trained = TrainedModel(workload, model.eval(), samples, axes, device)
     models = []
     for name in order.formats:
-        models.append(_export_to(name, folder.exported_model(name), order.batch_sizes, trained))
+        target = folder.exported_model(name)
+        models.append(_export_to(name, target, order.batch_sizes, trained))
     exported = TrialExport(
         trial=trial.id,
         at=time.time(),

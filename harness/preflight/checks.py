@@ -75,7 +75,8 @@ def check_mean(probe: Probe) -> CheckFinding:
     except Exception as problem_of_mode:  # some models have no loss in evaluation mode
         return skipped(f"the loss can't be computed in evaluation mode: {problem_of_mode}")
     seed_everything(probe.seed, 1)
-    if _mean_error(probe, model, whole, [probe.batch], [1.0]) > PART_TOLERANCE:
+    repeated_error = _mean_error(probe, model, whole, [probe.batch], [1.0])
+    if repeated_error > PART_TOLERANCE:
         return skipped("the loss draws random numbers")
     is_weighted = type(probe.workload).loss_weight is not Workload.loss_weight
     weighed_by = "what loss_weight() counts" if is_weighted else "samples"
@@ -86,7 +87,8 @@ def check_mean(probe: Probe) -> CheckFinding:
             return problem(f"loss_weight() returned {tensor.tolist()}", DECLARED)
     weights = [tensor.item() for tensor in tensors]
     shares = [weight / sum(weights) for weight in weights]
-    error = _mean_error(probe, model, whole, probe.fetched_parts() or cut, shares)
+    parts = probe.fetched_parts() or cut
+    error = _mean_error(probe, model, whole, parts, shares)
     if error <= PART_TOLERANCE:
         return passed(f"the loss is a mean over {weighed_by}")
     measured = (
@@ -139,9 +141,10 @@ def check_evaluation(probe: Probe) -> CheckFinding:
     rows = probe.rows(model, probe.batch)
     seed_everything(probe.seed, 2)
     again = probe.rows(model, probe.batch)
-    changed = [
-        name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])
-    ]
+    changed = []
+    for name, buffer in model.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            changed.append(name)
     if changed:
         return problem(
             f"an evaluation changes {listed(changed)}",
@@ -181,7 +184,9 @@ def check_optimizer(probe: Probe) -> CheckFinding:
     """Check that the optimizer has all parameters of the model, and no others."""
     model = probe.build()
     optimizer = make_optimizer(probe.workload, model, probe.axes)
-    in_optimizer = {id(part) for group in optimizer.param_groups for part in group["params"]}
+    in_optimizer: set[int] = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(map(id, group["params"]))
     parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
     missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
     if missing:
@@ -189,7 +194,7 @@ def check_optimizer(probe: Probe) -> CheckFinding:
             f"the optimizer is missing {listed(missing)}",
             "give it all of model.parameters(), of the model that optimizer() is called with",
         )
-    foreign = in_optimizer - {id(part) for part in model.parameters()}
+    foreign = in_optimizer.difference(map(id, model.parameters()))
     if foreign:
         return problem(
             f"the optimizer has {len(foreign)} parameters that are not the model's",
@@ -204,7 +209,8 @@ def check_one_batch(probe: Probe) -> CheckFinding:
     A model that is trained already, whose loss is low at the start, has to lower it at all.
     """
     model = probe.build()
-    losses = _overfit(probe, model, make_optimizer(probe.workload, model, probe.axes))
+    optimizer = make_optimizer(probe.workload, model, probe.axes)
+    losses = _overfit(probe, model, optimizer)
     steps = len(losses) - 1
     course = (
         f"the loss of {len(probe.batch[0])} samples goes from {losses[0]:.3g} to {losses[-1]:.3g}"
@@ -216,7 +222,8 @@ def check_one_batch(probe: Probe) -> CheckFinding:
         return passed(f"{course}; the model was trained before")
     for rate in RESCUE_RATES:
         model = probe.build()
-        rescued = _overfit(probe, model, Adam(model.parameters(), lr=rate))
+        adam = Adam(model.parameters(), lr=rate)
+        rescued = _overfit(probe, model, adam)
         if _is_overfitted(rescued):
             return problem(
                 f"{course}; Adam at {rate:g} needs {len(rescued) - 1}",
@@ -250,19 +257,19 @@ def _is_trained(probe: Probe, loss: float) -> bool:
     with torch.no_grad(), without_dropout(model):
         for parameter in model.parameters():
             order = torch.randperm(parameter.numel(), device=parameter.device)
-            parameter.copy_(parameter.flatten()[order].view_as(parameter))
-        shuffled = probe.workload.loss(model, probe.batch).item()
-    return loss < OVERFITTED * shuffled
+            shuffled_values = parameter.flatten()[order]
+            parameter.copy_(shuffled_values.view_as(parameter))
+        shuffled_loss = probe.workload.loss(model, probe.batch).item()
+    return loss < OVERFITTED * shuffled_loss
 
 
 def _is_overfitted(losses: Sequence[float]) -> bool:
     """Return whether the last loss is far below the first; one that begins at or below 0 has to fall."""
-    return losses[-1] < min(losses[0], OVERFITTED * abs(losses[0]))
+    limit = OVERFITTED * abs(losses[0])
+    return losses[-1] < min(losses[0], limit)
 
 
-CLOCK_SECONDS = (
-    1.1  # after which samples are drawn again: a generator may be seeded by whole seconds
-)
+CLOCK_SECONDS = 1.1  # until samples are drawn again: a generator may be seeded by whole seconds
 WORKERS = 2  # processes that fetch at the same time
 WORKER_BATCHES = 32  # that they fetch, at most
 SEED_IT = (
@@ -281,10 +288,12 @@ def check_indices(probe: Probe) -> CheckFinding:
     if len(indices) < 2:
         return skipped("the training set has a single sample")
     forward = probe.drawn["training"]
-    if not is_equal(forward, seeded_batch(samples, indices, probe.seed + 1)):
+    of_other_seed = seeded_batch(samples, indices, probe.seed + 1)
+    if not is_equal(forward, of_other_seed):
         return skipped("samples are drawn again each time")
     backward = seeded_batch(samples, indices[::-1], probe.seed)
-    if not is_equal(backward, tuple(tensor.flip(0) for tensor in forward)):
+    in_reverse = tuple(tensor.flip(0) for tensor in forward)
+    if not is_equal(backward, in_reverse):
         return problem(
             f"batch({indices[::-1]}) is not batch({indices}) in reverse",
             "index your tensors by `indices` and keep their order: shuffling has no effect otherwise",

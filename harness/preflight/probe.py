@@ -51,7 +51,8 @@ class Probe:
     def indices(self) -> list[int]:
         """Up to BATCH_SIZE training samples, drawn by the seed."""
         generator = torch.Generator().manual_seed(self.seed)
-        shuffled: list[int] = torch.randperm(len(self.splits.train), generator=generator).tolist()
+        order = torch.randperm(len(self.splits.train), generator=generator)
+        shuffled: list[int] = order.tolist()
         return shuffled[:BATCH_SIZE]
 
     @cached_property
@@ -62,7 +63,8 @@ class Probe:
     def cut_parts(self) -> list[Batch]:
         """Return the batch cut into PARTS, which differ in size."""
         parts = min(PARTS, len(self.indices))
-        return list(zip(*(tensor.tensor_split(parts) for tensor in self.batch), strict=True))
+        cut = [tensor.tensor_split(parts) for tensor in self.batch]
+        return list(zip(*cut, strict=True))
 
     def fetched_parts(self) -> list[Batch]:
         """Return the same parts as ranks fetch them, each separately.
@@ -72,7 +74,8 @@ class Probe:
         seed_everything(self.seed, 1)
         if not is_equal(self.batch, self._fetch(self.indices)):
             return []
-        parts, position = [], 0
+        parts = []
+        position = 0
         for part in self.cut_parts():
             indices = self.indices[position : position + len(part[0])]
             parts.append(self._fetch(indices))
@@ -81,7 +84,8 @@ class Probe:
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
         """Return training samples on the device, in the model's type."""
-        return place_batch(self.splits.train.batch(indices), self.axes, self.device)
+        batch = self.splits.train.batch(indices)
+        return place_batch(batch, self.axes, self.device)
 
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""

@@ -101,7 +101,8 @@ def mean_schedule_factor(parts: TrialParts) -> float:
     assumed to depend only on the share of steps done.
     """
     optimizer = make_optimizer(parts.workload, parts.model, parts.axes)  # with its first rates
-    rates = max(simulate_rates(parts.workload, optimizer, parts.total_steps), key=max)
+    rates_of_groups = simulate_rates(parts.workload, optimizer, parts.total_steps)
+    rates = max(rates_of_groups, key=max)
     peak = max(rates)
     if peak == 0:  # the schedule rises after more steps than the search has
         return 1.0
@@ -126,7 +127,8 @@ def raise_rates(parts: TrialParts) -> tuple[float, float]:
 
     def factor(step: int) -> float:
         """Return the factor of the workload's rates at a step, counted from 0."""
-        rate: float = LOWEST * (HIGHEST / LOWEST) ** (step / max(1, steps - 1))
+        share = step / max(1, steps - 1)
+        rate: float = LOWEST * (HIGHEST / LOWEST) ** share
         return rate / initial
 
     parts.train_step.schedule = LambdaLR(optimizer, factor)

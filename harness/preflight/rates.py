@@ -51,12 +51,15 @@ class RateCurve:
         It is between the steepest and the lowest, in powers of ten as far as the mean of the schedule is
         below its peak.
         """
-        rates, smoothed = np.asarray(self.rates), smooth(self.losses, self.rates)
+        rates = np.asarray(self.rates)
+        smoothed = smooth(self.losses, self.rates)
         lowest_step = int(np.argmin(smoothed)) if len(smoothed) else 0
         if lowest_step < 2:
             return None
-        slopes = np.gradient(smoothed[: lowest_step + 1], np.log10(rates[: lowest_step + 1]))
-        steepest, lowest = float(rates[int(np.argmin(slopes))]), float(rates[lowest_step])
+        falling = slice(lowest_step + 1)
+        slopes = np.gradient(smoothed[falling], np.log10(rates[falling]))
+        steepest_step = int(np.argmin(slopes))
+        steepest, lowest = float(rates[steepest_step]), float(rates[lowest_step])
         return float(steepest * (lowest / steepest) ** (1 - self.mean_factor))
 
 
@@ -109,8 +112,10 @@ def smooth(losses: Sequence[float], rates: Sequence[float]) -> Numbers:
     values = np.asarray(losses, dtype=np.float64)
     if len(values) < 2:
         return values
-    capped = np.minimum(values, divergence_limit(losses, len(values)))
-    step = np.log10(rates[-1] / rates[0]) / (len(rates) - 1)
+    limit = divergence_limit(losses, len(values))
+    capped = np.minimum(values, limit)
+    powers_of_ten = np.log10(rates[-1] / rates[0])
+    step = powers_of_ten / (len(rates) - 1)
     smoothed: Numbers = gaussian_filter1d(capped, SMOOTHING / step, mode="nearest")
     return smoothed
 

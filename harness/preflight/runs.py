@@ -40,7 +40,8 @@ def examine_sweep(
         for label, cell in cells.items():
             report_progress(label)
             examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
-            trial = Trial(cell=replace(cell, axes=Axes(**examined)), seed=seed)
+            examined_cell = replace(cell, axes=Axes(**examined))
+            trial = Trial(cell=examined_cell, seed=seed)
             trial_folder = run_task("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
             reports.append(read_checks(trial_folder.path / CHECKS_FILE))
     return reports

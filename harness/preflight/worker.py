@@ -92,7 +92,8 @@ def examine(
         try:
             finding = check(probe)
         except Exception as error:  # of the user's code, which is examined
-            finding, has_raised = problem(describe(error)), True
+            finding = problem(describe(error))
+            has_raised = True
         findings.append(replace(finding, check=name))
         is_unreadable = name == "indices" and has_raised
         has_no_loss = name == "loss" and finding.status == "problem"
@@ -111,6 +112,7 @@ def describe(error: Exception) -> str:
     """Return an error's type and message in one line, and the line of the workload that caused it."""
     message = one_line(f"{type(error).__name__}: {error}")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not any(Path(frame.filename).is_relative_to(folder) for folder in FOREIGN):
-            return f"{message} ({Path(frame.filename).name}:{frame.lineno}, in {frame.name})"
+        path = Path(frame.filename)
+        if not any(map(path.is_relative_to, FOREIGN)):
+            return f"{message} ({path.name}:{frame.lineno}, in {frame.name})"
     return message

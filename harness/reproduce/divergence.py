@@ -64,7 +64,8 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> TraceComparis
     `global_only`, this is always so: for trials whose ranks split batches differently.
     """
     if global_only or len(a) != len(b):
-        a, b = _global_part(a), _global_part(b)
+        a = _global_part(a)
+        b = _global_part(b)
     compared = only_a = only_b = 0
     other_a: list[Mark] = []
     other_b: list[Mark] = []

@@ -99,18 +99,18 @@ def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
     how_axes = [name for name in axis_names(sweep.cells) if not changes_recipe(name)]
     for cell in sweep.cells:
         key = f"{cell.workload.label} {matching_key(cell, how_axes)}"
-        groups.setdefault(key, []).append(cell)
+        group = groups.setdefault(key, [])
+        group.append(cell)
     return list(groups.values())
 
 
 def _by_design(cell: Cell, groups: Sequence[ParityGroup]) -> CellParity:
     """Return the entry of a cell that differs by design from the reference of its workload."""
-    of_workload = [
-        group for group in groups if group.reference.workload.label == cell.workload.label
-    ]
-    if not of_workload:
+    label = cell.workload.label
+    references = [group.reference for group in groups if group.reference.workload.label == label]
+    if not references:
         return CellParity(cell=cell, reference="", by_design=["workload"])
-    reference = of_workload[0].reference
+    reference = references[0]
     axes = [name for name in differing_axes(reference, cell) if changes_recipe(name)]
     return CellParity(cell=cell, reference=reference.id, by_design=axes or ["settings"])
 
@@ -198,7 +198,8 @@ class _Ladder:
         self._seed = seed
         self._run = self._trace("reference", cell, WITH_SNAPSHOTS)
         control = self._trace("control", cell, WITHOUT_SNAPSHOTS)
-        difference = _first_difference(compare(self._run.traces, control.traces))
+        comparison = compare(self._run.traces, control.traces)
+        difference = _first_difference(comparison)
         self._exact, fp64_problem = self._trace_fp64(cell, needs_control=difference is not None)
         self.reference = Reference(
             cell=cell,
@@ -257,17 +258,18 @@ class _Ladder:
         more than rounding: its variation would be taken for rounding errors.
         """
         # With the rule, it might stop at another evaluation.
-        exact_cell = replace(cell, axes=replace(cell.axes, precision="fp64"), stop=None)
+        axes = replace(cell.axes, precision="fp64")
+        exact_cell = replace(cell, axes=axes, stop=None)
         try:
             run = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
         except HarnessError as error:
             return None, str(error)
         expected = _random_states(self._run.traces)
-        pairs = zip(_random_states(run.traces), expected, strict=True)
-        # The run goes on where the reference has stopped.
-        if [states[: len(of_reference)] for states, of_reference in pairs] != expected:
-            shutil.rmtree(run.folder)
-            return None, "it draws other random numbers than the reference"
+        for states, of_reference in zip(_random_states(run.traces), expected, strict=True):
+            # The run goes on where the reference has stopped.
+            if states[: len(of_reference)] != of_reference:
+                shutil.rmtree(run.folder)
+                return None, "it draws other random numbers than the reference"
         if needs_control:
             control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
             gaps = distances(control.folder, run.folder, run.folder)

@@ -55,12 +55,13 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
             del entry["uses"]
     # The source is a path in the base folder, because the planner takes the folder from there.
     source = str(base / f"record of {cell.id}")
-    document = Document(content={"workloads": {workload.label: entry}}, sources={(): source})
+    content = {"workloads": {workload.label: entry}}
+    document = Document(content=content, sources={(): source})
     for text in data:
         apply_data(document, text)
-    parsed: WorkloadEntry = document.validate(
-        WorkloadEntry, document.content["workloads"][workload.label], ("workloads", workload.label)
-    )
+    key = ("workloads", workload.label)
+    section = document.content["workloads"][workload.label]
+    parsed: WorkloadEntry = document.validate(WorkloadEntry, section, key)
     planned = SweepWorkload(document, workload.label, parsed)
     plan = planned.plan(parsed.settings, FileDigests())
     conflict = find_reason(plan, cell.axes)

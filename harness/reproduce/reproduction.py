@@ -89,7 +89,9 @@ class ReproductionVerdict:
     def rung(self) -> Rung | None:
         """Return the rung that all trials reach, None where that of one is undecided."""
         reached = [trial.rung for trial in self.trials if trial.rung is not None]
-        return lowest(reached) if len(reached) == len(self.trials) else None
+        if len(reached) < len(self.trials):
+            return None
+        return lowest(reached)
 
 
 def reproduce(
@@ -120,10 +122,11 @@ def reproduce(
         trial_id = entry.original.record.trial.id
         exact_runs = [records[trial_id] for records in (exact, control) if trial_id in records]
         trials.append(_judge_trial(entry, again.get(trial_id), exact_runs, demanded))
+    outcomes = [trial.outcome for trial in trials]
     verdict = ReproductionVerdict(
         subject=subject,
         demanded=demanded,
-        outcome=min((trial.outcome for trial in trials), key=WORST_FIRST.index),
+        outcome=min(outcomes, key=WORST_FIRST.index),
         trials=trials,
     )
     write_atomically(folder / VERDICT_FILE, sealed_text(asdict(verdict)))
@@ -145,9 +148,10 @@ def _find_undecided(
     for entry in prepared:
         if not _is_complete(entry, again):
             continue
-        record = again[entry.original.record.trial.id]
         recorded = entry.original.record
-        agreement = compare_evidence(evidence_of_record(recorded), evidence_of_record(record))
+        record = again[recorded.trial.id]
+        evidence = evidence_of_record(recorded)
+        agreement = compare_evidence(evidence, evidence_of_record(record))
         if agreement.rung is not None or not agreement.has_series:
             continue
         if _ignores_precision(entry.trial.cell):
@@ -157,7 +161,8 @@ def _find_undecided(
             axes = replace(entry.trial.cell.axes, precision="fp64")
             # With the rule, it might stop at another evaluation.
             cell = replace(entry.trial.cell, axes=axes, stop=None)
-            undecided.append(replace(entry, trial=replace(entry.trial, cell=cell)))
+            trial = replace(entry.trial, cell=cell)
+            undecided.append(replace(entry, trial=trial))
     return undecided
 
 
@@ -248,4 +253,6 @@ def outcome_of(
     is_undecided = exact_failure is not None or agreement.fp64_problem == "other random numbers"
     if demanded == "rounding" and is_undecided:
         return "inconclusive"
-    return "different" if demanded == "bitwise" or agreement.has_series else "inconclusive"
+    if demanded == "bitwise" or agreement.has_series:
+        return "different"
+    return "inconclusive"

@@ -76,7 +76,8 @@ def originals(
         raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
     chosen = complete
     if only:
-        ids = {trial.id for trial in select_trials([record.trial for record in complete], only)}
+        trials = [record.trial for record in complete]
+        ids = {trial.id for trial in select_trials(trials, only)}
         chosen = [record for record in complete if record.trial.id in ids]
     if not chosen:
         names = ", ".join(sorted({record.trial.id for record in complete})[:10])
@@ -94,7 +95,8 @@ def read_packages(original: Original) -> str | None:
     if environment is None or environment.installed is None or original.sweep_folder is None:
         return None
     try:
-        text = original.sweep_folder.packages_path(environment.installed).read_text("utf-8")
+        path = original.sweep_folder.packages_path(environment.installed)
+        text = path.read_text("utf-8")
     except (OSError, ValueError):
         return None
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -157,7 +159,8 @@ def prepare(
         if problem is not None and source.choice == "here":
             raise problem
         if (base, source) not in checkouts:
-            checkouts[base, source] = stack.enter_context(source_checked_out(source, base))
+            folder = stack.enter_context(source_checked_out(source, base))
+            checkouts[base, source] = folder
         base_folder = checkouts[base, source]
         cell = present
         if cell is None or base_folder != base:
@@ -189,15 +192,17 @@ def run_again(
     for entry in prepared:
         record = entry.original.record
         key = (record.sweep, entry.base_folder, repr(entry.profile), repr(record.settings))
-        groups.setdefault(key, []).append(entry)
+        group = groups.setdefault(key, [])
+        group.append(entry)
     for number, group in enumerate(groups.values(), start=1):
         name = group[0].original.record.sweep
         if number > 1:
             name += f"-{number}"  # a sweep's file has its own trials only
         again = _run_group(group, name, results, make_listener)
         for entry in group:
+            record = entry.original.record
             if entry.trial.id in again:
-                records[entry.original.record.trial.id] = again[entry.trial.id]
+                records[record.trial.id] = again[entry.trial.id]
     return records
 
 
@@ -207,7 +212,8 @@ def _run_group(
     """Run trials that share code, settings and profile as the sweep `name`; return their records by id."""
     trials = [entry.trial for entry in group]
     leader = group[0]
-    settings, profile = leader.original.record.settings, leader.profile
+    settings = leader.original.record.settings
+    profile = leader.profile
     sweep = rebuild_sweep(trials, settings, name, leader.base_folder)
     for uses in {trial.cell.workload.uses for trial in trials}:
         # From here, in case other folders were added later.

@@ -30,10 +30,12 @@ def snapshot_steps(total_steps: int, elements: int) -> list[int]:
 
     `elements` is the size of a snapshot; a large model has fewer snapshots.
     """
-    count = min(MOST_SNAPSHOTS, max(1, MOST_ELEMENTS // max(1, elements)))
+    most = MOST_ELEMENTS // max(1, elements)
+    count = min(MOST_SNAPSHOTS, max(1, most))
     if count == 1:
         return [total_steps]
-    steps: list[int] = np.unique(np.geomspace(1, total_steps, count).round().astype(int)).tolist()
+    spaced = np.geomspace(1, total_steps, count).round()
+    steps: list[int] = np.unique(spaced.astype(int)).tolist()
     return steps
 
 
@@ -72,9 +74,11 @@ class SnapshotRecorder(Recorder):
         tensors = {}
         # Rank 0 writes the unsharded tensors, but every rank must take part.
         for name, tensor in _named_tensors(self._parts):
-            tensors[name] = full_tensor(tensor).contiguous().clone()
+            unsharded = full_tensor(tensor)
+            tensors[name] = unsharded.contiguous().clone()
         if self._parts.mesh.rank == 0:
-            save_file(tensors, snapshot_path(self._path.parent, state.step))
+            path = snapshot_path(self._path.parent, state.step)
+            save_file(tensors, path)
 
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:

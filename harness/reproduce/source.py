@@ -51,7 +51,8 @@ def read_diff(repository: Repository | None, folder: SweepFolder | None) -> byte
         content = folder.diff_path(repository.diff).read_bytes()
     except OSError:
         return None
-    return content if hashlib.sha256(content).hexdigest() == repository.diff else None
+    digest = hashlib.sha256(content).hexdigest()
+    return content if digest == repository.diff else None
 
 
 def choose_source(
@@ -82,7 +83,8 @@ def choose_source(
         return Source(choice="here", reason=f"not the recorded one: {problem}")
     assert recorded is not None
     assert recorded.commit is not None
-    repository, commit = find_repository(base), recorded.commit[:SHOWN_DIGITS]
+    repository = find_repository(base)
+    commit = recorded.commit[:SHOWN_DIGITS]
     if not recorded.dirty:
         reason = f"commit {commit} of {repository}"
         return Source(
@@ -113,7 +115,8 @@ def _find_problem(recorded: Repository | None, diff: bytes | None, base: Path) -
         repository = find_repository(base)
     except BadInput as error:
         return str(error)
-    if run_git(repository, "cat-file", "-e", f"{recorded.commit}^{{commit}}").returncode != 0:
+    done = run_git(repository, "cat-file", "-e", f"{recorded.commit}^{{commit}}")
+    if done.returncode != 0:
         return f"{repository} has no commit {commit} (git fetch may bring it)"
     return None
 
@@ -132,7 +135,8 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
     if not location.endswith(".py"):
         path = location.replace(".", "/")
         names = [f"{path}.py", f"{path}/__init__.py"]
-    for folder in [current] if recorded is None else [current, recorded]:
+    folders = [current] if recorded is None else [current, recorded]
+    for folder in folders:
         if any((folder / name).is_file() for name in names):
             return folder
     if not location.endswith(".py"):

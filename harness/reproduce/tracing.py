@@ -109,7 +109,8 @@ def diff_trials(
     A trial may take `timeout` seconds. Raises HarnessError if a rank fails; the log that it names stays.
     """
     with run_folder("diff") as folder:
-        return diff_traced(Tracer(folder, profile, timeout), a, b, last_step=last_step)
+        tracer = Tracer(folder, profile, timeout)
+        return diff_traced(tracer, a, b, last_step=last_step)
 
 
 def diff_traced(
@@ -132,7 +133,8 @@ def diff_traced(
     if unmatched:
         first_step = min(mark.step for mark in unmatched)
         _, named = _trace_both(tracer, a, b, Recording(last_step=first_step))
-        only_a, only_b = tensors_of(named.other_tensors_a), tensors_of(named.other_tensors_b)
+        only_a = tensors_of(named.other_tensors_a)
+        only_b = tensors_of(named.other_tensors_b)
         lone = _lone_gradients([*named.other_tensors_a, *named.other_tensors_b])
         first_unmatched = min(lone, key=lambda mark: mark.moment, default=None)
         common = replace(overview, left_out=[*only_a, *only_b])
@@ -162,7 +164,8 @@ def _trace_both(
     tracer: Tracer, a: TracedTrial, b: TracedTrial, recording: Recording
 ) -> tuple[tuple[TracedRun, TracedRun], TraceComparison]:
     """Run two trials, and return their runs and the comparison of these."""
-    run_a, run_b = tracer.trace("a", a, recording), tracer.trace("b", b, recording)
+    run_a = tracer.trace("a", a, recording)
+    run_b = tracer.trace("b", b, recording)
     return (run_a, run_b), compare(run_a.traces, run_b.traces)
 
 

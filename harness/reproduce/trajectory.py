@@ -53,7 +53,8 @@ def _distances_between(
     measured = []
     for name in names:
         exact = None if exact_path is None else read_tensor(exact_path, name)
-        tensor, reference = read_tensor(path, name), read_tensor(reference_path, name)
+        tensor = read_tensor(path, name)
+        reference = read_tensor(reference_path, name)
         measured.append(distance(step, name, tensor, reference, exact))
     return measured
 
@@ -94,7 +95,8 @@ def _root_mean_square(values: Tensor) -> float:
     """Return the root of the mean square in fp64, 0 of nothing."""
     if not values.numel():
         return 0.0
-    return math.sqrt(float(torch.mean(torch.square(values.double()))))
+    squares = torch.square(values.double())
+    return math.sqrt(float(torch.mean(squares)))
 
 
 def tensor_names(path: Path) -> list[str]:

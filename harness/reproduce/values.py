@@ -39,7 +39,9 @@ class TensorDifference:
 
 def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
     """Return the difference of a tensor between two files of values."""
-    a, b = read_tensor(path_a, value_name(at.mark)), read_tensor(path_b, value_name(at.mark))
+    name = value_name(at.mark)
+    a = read_tensor(path_a, name)
+    b = read_tensor(path_b, name)
     if a.shape != b.shape or a.dtype != b.dtype:
         return TensorDifference(
             at=at,
@@ -52,9 +54,11 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
     largest_ulp = None
     if a.dtype in UNSIGNED:
         largest_ulp = ulp_distance(a, b)
-    exact_a, exact_b = a.reshape(-1).double(), b.reshape(-1).double()
+    exact_a = a.reshape(-1).double()
+    exact_b = b.reshape(-1).double()
     gap = (exact_a - exact_b).abs()
-    scale = torch.maximum(exact_a.abs(), exact_b.abs()).clamp_min(torch.finfo(torch.float64).tiny)
+    larger = torch.maximum(exact_a.abs(), exact_b.abs())
+    scale = larger.clamp_min(torch.finfo(torch.float64).tiny)
     return TensorDifference(
         at=at,
         elements=a.numel(),
@@ -67,14 +71,16 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
 
 def differing_elements(a: Tensor, b: Tensor) -> int:
     """Return how many elements of two tensors of one type and shape have other bits."""
-    return int((_bits(a) != _bits(b)).any(dim=1).sum())
+    differ = _bits(a) != _bits(b)
+    return int(differ.any(dim=1).sum())
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> int:
     """Return the largest number of floats between corresponding elements, MOST_FLOATS if it is more."""
     unsigned = UNSIGNED[a.dtype]
     bits_a, bits_b = (tensor.reshape(-1).view(unsigned).numpy() for tensor in (a, b))
-    return min(int(floats_apart(bits_a, bits_b).max()), MOST_FLOATS)
+    largest = int(floats_apart(bits_a, bits_b).max())
+    return min(largest, MOST_FLOATS)
 
 
 def _bits(tensor: Tensor) -> Tensor:

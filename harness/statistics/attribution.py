@@ -108,15 +108,20 @@ def attribute(points: Sequence[TrialThroughput]) -> Attribution | None:
     values = np.asarray([point.value for point in points])
     scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
     weights = scale @ (matrix.T @ values)
-    weights += scale @ (matrix.T @ (values - matrix @ weights))  # of the rounding errors
-    deviation = math.sqrt(((values - matrix @ weights) ** 2).sum() / degrees_of_freedom)
+    residuals = values - matrix @ weights
+    weights += scale @ (matrix.T @ residuals)  # of the rounding errors
+    residuals = values - matrix @ weights
+    variance = (residuals**2).sum() / degrees_of_freedom
+    deviation = math.sqrt(variance)
     levels, estimates, errors = [], [], []
     for term, place in columns.items():
         contrasts = _contrasts([axes[axis] for axis in term])
-        variances = ((contrasts @ scale[place, place]) * contrasts).sum(axis=1)
+        scaled = contrasts @ scale[place, place]
+        variances = (scaled * contrasts).sum(axis=1)
         estimates += (contrasts @ weights[place]).tolist()
         errors += (np.sqrt(variances) * deviation).tolist()
-        for chosen in itertools.product(*(axes[axis][1:] for axis in term)):
+        compared_levels = [axes[axis][1:] for axis in term]
+        for chosen in itertools.product(*compared_levels):
             levels.append(dict(zip(term, chosen, strict=True)))
     reference = {axis: of_axis[0] for axis, of_axis in axes.items()}
     return Attribution(
@@ -148,7 +153,8 @@ def _effects(
     effects = []
     tests = correct_by_holm(p_values, ALPHA)
     for chosen, estimate, error, test in zip(levels, estimates, errors, tests, strict=True):
-        half_width = student_quantile(degrees_of_freedom, 1 - test.level / 2) * error
+        quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
+        half_width = quantile * error
         effects.append(
             Effect(
                 levels=chosen,
@@ -183,25 +189,30 @@ def _model(
     """
     codes = {}
     for axis, levels in axes.items():
-        codes[axis] = _code([point.levels[axis] for point in points], levels)
+        of_points = [point.levels[axis] for point in points]
+        codes[axis] = _code(of_points, levels)
     blocks = [point.block for point in points]
-    block_code = _code(blocks, list(dict.fromkeys(blocks)))
+    different_blocks = list(dict.fromkeys(blocks))
+    block_code = _code(blocks, different_blocks)
     matrix = np.column_stack([np.ones(len(points)), block_code])
     columns: dict[Term, slice] = {}
     unknown: list[Term] = []
-    terms: list[Term] = [(axis,) for axis in sorted(axes, key=lambda name: -len(axes[name]))]
+    by_levels = sorted(axes, key=lambda name: -len(axes[name]))
+    terms: list[Term] = [(axis,) for axis in by_levels]
     for term in [*terms, *itertools.combinations(axes, 2)]:
         if any((axis,) in unknown for axis in term):
             continue  # an interaction of an axis whose own effect is unknown
         start = matrix.shape[1]
-        end = start + math.prod(codes[axis].shape[1] for axis in term)
+        of_axes = [codes[axis] for axis in term]
+        end = start + math.prod(code.shape[1] for code in of_axes)
         # Before columns are made: those of two axes with many levels each would fill the memory.
         if end > len(points):
             unknown.append(term)
             continue
-        extended = np.column_stack([matrix, _products([codes[axis] for axis in term])])
+        extended = np.column_stack([matrix, _products(of_axes)])
         # Codes are whole numbers, so their products are exact; and their rank is soon found.
-        if np.linalg.matrix_rank(extended.T @ extended, hermitian=True) < end:
+        gram = extended.T @ extended
+        if np.linalg.matrix_rank(gram, hermitian=True) < end:
             unknown.append(term)
             continue
         columns[term] = slice(start, end)
@@ -217,7 +228,8 @@ def _contrasts(levels_of_axes: Sequence[Sequence[Hashable]]) -> Numbers:
     contrasts: Numbers = np.ones((1, 1))
     for levels in levels_of_axes:
         codes = _code(levels, levels)
-        contrasts = np.asarray(np.kron(contrasts, codes[1:] - codes[0]), dtype=np.float64)
+        differences = codes[1:] - codes[0]
+        contrasts = np.asarray(np.kron(contrasts, differences), dtype=np.float64)
     return contrasts
 
 
@@ -231,7 +243,8 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     # A row for each level: the first is -1 in every column, every other is 1 in one column.
     rows = np.vstack([np.full(columns, -1.0), np.eye(columns)])
     numbers = {level: number for number, level in enumerate(levels)}
-    codes: Numbers = rows[[numbers[value] for value in values]]
+    row_of_value = [numbers[value] for value in values]
+    codes: Numbers = rows[row_of_value]
     return codes
 
 
@@ -240,5 +253,6 @@ def _products(codes: Sequence[Numbers]) -> Numbers:
     if len(codes) == 1:
         return codes[0]
     left, right = codes
-    products: Numbers = np.einsum("pi,pj->pij", left, right).reshape(len(left), -1)
-    return products
+    products = np.einsum("pi,pj->pij", left, right)
+    columns: Numbers = products.reshape(len(left), -1)
+    return columns

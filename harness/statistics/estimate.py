@@ -116,8 +116,9 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
 
         v = v_1 + v_2,    f = v^2 / (v_1^2 / f_1 + v_2^2 / f_2).
     """
-    value, fewer = fmean(b) - fmean(a), min(len(a), len(b))
-    standard_error, degrees_of_freedom = None, 0.0
+    fewer = min(len(a), len(b))
+    standard_error = None
+    degrees_of_freedom = 0.0
     if fewer > 1:
         variances = [stdev(side) ** 2 / len(side) for side in (a, b)]
         total = sum(variances)
@@ -127,7 +128,7 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
             shares += variance**2 / (len(side) - 1)
         degrees_of_freedom = total**2 / shares if shares else 1.0
     return Estimate(
-        value=value,
+        value=fmean(b) - fmean(a),
         standard_error=standard_error,
         degrees_of_freedom=degrees_of_freedom,
         count=fewer,

@@ -39,7 +39,8 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
     with the opposite sign for windows of B, averaged over all i.
     """
     logs = np.log(seconds)
-    slower = logs[..., 1:-1] - (logs[..., :-2] + logs[..., 2:]) / 2
+    neighbors = (logs[..., :-2] + logs[..., 2:]) / 2
+    slower = logs[..., 1:-1] - neighbors
     is_a = np.arange(slower.shape[-1]) % 2 != b_first
     ratio: Numbers = np.where(is_a, slower, -slower).mean(axis=-1)
     return ratio
@@ -73,7 +74,8 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     is_known = np.isfinite(half_width) & (deviation > 0)
     scale = np.where(is_known, deviation, 1.0)
     skewness = SKEWNESS_FACTOR * moments.cubes / n / scale**3
-    tail = scale / (6 * n) + np.where(is_known, half_width, 0.0) ** 2 / (3 * scale)
+    finite_half_width = np.where(is_known, half_width, 0.0)
+    tail = scale / (6 * n) + finite_half_width**2 / (3 * scale)
     allowance = np.where(is_known, skewness * tail, 0.0)
     low = moments.mean - half_width + np.minimum(allowance, 0.0)
     high = moments.mean + half_width + np.maximum(allowance, 0.0)
@@ -97,10 +99,12 @@ def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
 
     infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
-    b = np.exp((math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n)
+    log_b = (math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n
+    b = np.exp(log_b)
     room = 1 - b * PRIOR / (n + PRIOR)
     is_finite = room > 0
-    squared_half_width = squares * (b - 1) / (n * np.where(is_finite, room, 1.0))
+    divisor = n * np.where(is_finite, room, 1.0)
+    squared_half_width = squares * (b - 1) / divisor
     half_width = np.full(squares.shape, np.inf)
     np.sqrt(squared_half_width, out=half_width, where=is_finite)
     return half_width
@@ -144,8 +148,10 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     doi:10.1093/biomet/41.3-4.403). Solved for p that is (r n + 1) / (n - 3).
     """
     squares = np.maximum(moments.squares, np.finfo(float).tiny)
-    unbiased = (moments.products / squares * n + 1) / np.maximum(n - 3, 1)
-    p: Numbers = np.where(n > 4, np.clip(unbiased, 0.0, HIGHEST_CORRELATION), 0.0)
+    estimate = moments.products / squares
+    unbiased = (estimate * n + 1) / np.maximum(n - 3, 1)
+    clipped = np.clip(unbiased, 0.0, HIGHEST_CORRELATION)
+    p: Numbers = np.where(n > 4, clipped, 0.0)
     return p
 
 
@@ -162,7 +168,8 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
     that: the ratio is certainly down, by half of `min_effect` at least where the interval is
     symmetric.
     """
-    lower_margin, upper_margin = math.log1p(-min_effect), math.log1p(min_effect)
+    lower_margin = math.log1p(-min_effect)
+    upper_margin = math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
     number = np.arange(1, values.shape[-1] + 1)
     mean = np.cumsum(values, axis=-1) / number
@@ -174,7 +181,8 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
         is_same = (low > lower_margin) & (high < upper_margin)
         is_down = (high < 0) & (mean <= lower_margin)
     is_decided = (is_up | is_down | is_same) & (number >= FEWEST_VALUES)
-    sign = np.where(is_up, 1.0, np.where(is_down, -1.0, 0.0))
+    sign = np.where(is_down, -1.0, 0.0)
+    sign = np.where(is_up, 1.0, sign)
     return np.where(is_decided, sign, np.nan)
 
 

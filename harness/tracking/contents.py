@@ -110,6 +110,8 @@ def trial_contents(record: Record, cell_name: str, repeats: int) -> RunContents:
     tags["harness.label"] = f"{trial.cell.label} {number}"
     tags["mlflow.source.git.commit"] = row.commit or row.harness_commit
     ended = _milliseconds(record.ended)
+    numbers = [Point(metric, value, ended) for metric, value in record.numbers.items()]
+    of_trial = {"seed": str(trial.seed), "repeat": str(trial.repeat)}
     return RunContents(
         name=f"{number} {cell_name}",
         kind="trial",
@@ -118,11 +120,8 @@ def trial_contents(record: Record, cell_name: str, repeats: int) -> RunContents:
         ended=ended,
         status=MLFLOW_STATUS[record.status],
         tags=_texts(tags),
-        params=params(trial.cell) | {"seed": str(trial.seed), "repeat": str(trial.repeat)},
-        metrics=[
-            *(Point(metric, value, ended) for metric, value in record.numbers.items()),
-            *curves(record),
-        ],
+        params=params(trial.cell) | of_trial,
+        metrics=[*numbers, *curves(record)],
         description=_trial_note(record),
     )
 
@@ -238,7 +237,9 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
     tags = {"harness.reference": match.a.cell.label}
     for verdict in match.verdicts:
         tag = f"harness.verdict_{verdict.metric.name}"
-        tags["harness.verdict" if verdict is match.speed else tag] = verdict.label
+        if verdict is match.speed:
+            tag = "harness.verdict"
+        tags[tag] = verdict.label
     return tags
 
 
@@ -254,7 +255,8 @@ def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
     """Return the sentences that the terminal begins with, as Markdown: first what to beware of."""
     warnings = [remark.text for remark in remarks(result, records) if remark.look == "worse"]
     sentences = [*warnings, *conclusions(result)] or ["No trial was measured."]
-    return escape_markdown(" ".join(sentences))[:VALUE_LENGTH]
+    text = escape_markdown(" ".join(sentences))
+    return text[:VALUE_LENGTH]
 
 
 def params(cell: Cell) -> dict[str, str]:
@@ -295,13 +297,15 @@ def curves(record: Record) -> list[Point]:
         reported = np.flatnonzero(~np.isnan(loss))
         for position in evenly_spaced(len(reported), CURVE_POINTS):
             index = int(reported[position])
-            points.append(Point("loss", float(loss[index]), int(times[index]), index + 1))
+            value, ended = float(loss[index]), int(times[index])
+            points.append(Point("loss", value, ended, index + 1))
     evaluations = () if record.rank0 is None else record.rank0.evaluations
     used_names = {"loss", *record.numbers}
     names: dict[str, str] = {}
-    for metric in sorted(
-        {metric for evaluation in evaluations for metric in evaluation.all_metrics}
-    ):
+    metrics: set[str] = set()
+    for evaluation in evaluations:
+        metrics.update(evaluation.all_metrics)
+    for metric in sorted(metrics):
         name = metric_name(metric)
         while name in used_names:
             name = metric_name(f"test_{name}")
@@ -309,7 +313,8 @@ def curves(record: Record) -> list[Point]:
         names[metric] = name
     for position in evenly_spaced(len(evaluations), CURVE_POINTS):
         evaluation = evaluations[position]
-        at = _milliseconds(evaluation.started_at + (evaluation.seconds or 0.0))
+        ended_at = evaluation.started_at + (evaluation.seconds or 0.0)
+        at = _milliseconds(ended_at)
         for metric, value in evaluation.all_metrics.items():
             points.append(Point(names[metric], value, at, evaluation.step))
     return points
@@ -320,7 +325,8 @@ def evenly_spaced(count: int, limit: int) -> list[int]:
 
     Their distances differ by at most 1.
     """
-    indices = np.linspace(0, count - 1, min(count, limit)).round().astype(int)
+    positions = np.linspace(0, count - 1, min(count, limit))
+    indices = positions.round().astype(int)
     unique: list[int] = np.unique(indices).tolist()
     return unique
 
@@ -335,7 +341,8 @@ def _step_times(record: Record) -> Any:
     began = record.started + sum(before_training)
     seconds = record.ranks[0].step_seconds
     assert seconds is not None  # as the record has losses
-    return ((began + np.cumsum(seconds)) * 1000).round()
+    ends = began + np.cumsum(seconds)
+    return (ends * 1000).round()
 
 
 def _trial_note(record: Record) -> str:
@@ -358,7 +365,8 @@ def _trial_note(record: Record) -> str:
     }
     for heading, items in lists.items():
         if items:
-            paragraphs.append("".join([f"**{heading}**", *(f"\n- {item}" for item in items)]))
+            listed = "".join(f"\n- {item}" for item in items)
+            paragraphs.append(f"**{heading}**{listed}")
     paragraphs.append(stop_note(record) or "")
     if record.status in ("done", "invalid"):
         command = f"harness reproduce {record.trial.id}"  # where its results folder is

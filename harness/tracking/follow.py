@@ -49,13 +49,12 @@ class Follower:
         """
         Tracker(results, uri)
         self.trouble: str | None = None  # what MLflow failed with, once the block has ended
+        folder_paths = [str(folder.path) for folder in folders]
+        command = module_command(sys.executable, "harness.tracking.follow")
+        variables = {**import_variables(), **parent_variables(), URI_VARIABLE: uri or ""}
         self.process = subprocess.Popen(
-            [
-                *module_command(sys.executable, "harness.tracking.follow"),
-                str(results.path),
-                *(str(folder.path) for folder in folders),
-            ],
-            env={**os.environ, **import_variables(), **parent_variables(), URI_VARIABLE: uri or ""},
+            [*command, str(results.path), *folder_paths],
+            env={**os.environ, **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -92,7 +91,8 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not be taken for the answer
     with suppress(ImportError):  # a delivery says what is wrong
         import mlflow  # noqa: F401
-    tracker = Tracker(Results(Path(sys.argv[1])), os.environ[URI_VARIABLE] or None)
+    results = Results(Path(sys.argv[1]))
+    tracker = Tracker(results, os.environ[URI_VARIABLE] or None)
     deliver_new(tracker, folders)
     try:
         for folder in folders:
@@ -122,7 +122,8 @@ def deliver_new(tracker: Tracker, folders: Sequence[SweepFolder]) -> None:
                 if new:
                     tracker.deliver_trials(folder, new)
                 delivered.update(records)
-        wait = min(MAX_SECONDS, max(MIN_SECONDS, (time.monotonic() - began) / MAX_SHARE))
+        delivery_seconds = time.monotonic() - began
+        wait = min(MAX_SECONDS, max(MIN_SECONDS, delivery_seconds / MAX_SHARE))
 
 
 if __name__ == "__main__":

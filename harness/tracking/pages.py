@@ -45,10 +45,12 @@ def experiment_tags(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     """
     columns = _columns(result, has_parity=has_parity)
     rate = RATES[common_unit(result.cells)]
-    longest_name = max(map(len, cell_names(result.all_cells, with_workload=True).values()))
+    names = cell_names(result.all_cells, with_workload=True)
+    longest_name = max(map(len, names.values()))
     widths = {}
     for key, name in columns.items():
-        widths[key] = MARGIN + LETTER_WIDTH * min(len(name), MOST_LETTERS)
+        letters = min(len(name), MOST_LETTERS)
+        widths[key] = MARGIN + LETTER_WIDTH * letters
     widths[CREATED_COLUMN] = CREATED_WIDTH
     widths[NAME_COLUMN] = NAME_MARGIN + LETTER_WIDTH * longest_name
     view = {

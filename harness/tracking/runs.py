@@ -89,12 +89,14 @@ class SweepRuns:
         """Ask MLflow for the runs of this results folder, those that match a filter of MLflow's."""
         query = f"tags.`harness.origin` = '{self.origin}'{condition}"
         for run in search(self.client, self.experiment_id, query):
-            kind = run.data.tags.get("harness.kind", "")
-            if SUPERSEDED_TAG in run.data.tags:
+            tags = run.data.tags
+            if SUPERSEDED_TAG in tags:
                 continue
-            newest = self._runs.setdefault((kind, run.data.tags.get(f"harness.{kind}", "")), run)
+            kind = tags.get("harness.kind", "")
+            key = tags.get(f"harness.{kind}", "")
+            newest = self._runs.setdefault((kind, key), run)
             if newest.info.run_id != run.info.run_id:  # a delivery died before it had said so
-                self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, newest.info.run_id)
+                self._set_tag(run, SUPERSEDED_TAG, newest.info.run_id)
 
     def update(self, contents: RunContents, parent: str | None) -> Run:
         """Make the run of a cell or a sweep show its contents, created if there is none."""
@@ -102,7 +104,8 @@ class SweepRuns:
         names = [metric.key for metric in contents.metrics]
         now = round(time.time() * 1000)
         stale = []
-        for name in run.data.tags.get(METRICS_TAG, "").split():
+        logged = run.data.tags.get(METRICS_TAG, "")
+        for name in logged.split():
             if name not in names:
                 stale.append(Point(name, math.nan, now))
         self._show(run, contents, parent, {METRICS_TAG: " ".join(names)}, stale)
@@ -111,8 +114,9 @@ class SweepRuns:
     def mark_unplanned(self, cells: Mapping[str, str]) -> None:
         """Mark the runs of cells other than these, which the sweep no longer has."""
         for (kind, key), run in self._runs.items():
-            if kind == "cell" and key not in cells and run.data.tags.get(PLANNED_TAG) != "no":
-                self.client.set_tag(run.info.run_id, PLANNED_TAG, "no")
+            is_planned = kind != "cell" or key in cells
+            if not is_planned and run.data.tags.get(PLANNED_TAG) != "no":
+                self._set_tag(run, PLANNED_TAG, "no")
 
     def write_trial(self, trial: str, parent: str | None, cell_name: str, repeats: int) -> bool:
         """Make a trial's run show its record; return whether it did not before.
@@ -121,16 +125,19 @@ class SweepRuns:
         the id of the cell's run, which there is none of while the sweep runs.
         """
         trial_folder = self.folder.trial_folder(trial)
-        digest = hashlib.sha256(trial_folder.record_path.read_bytes()).hexdigest()
+        content = trial_folder.record_path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
         run = self._runs.get(("trial", trial))
-        if run is not None and run.data.tags.get(RECORD_TAG) == digest and is_complete_run(run):
-            if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
-                self.client.set_tag(run.info.run_id, PARENT_TAG, parent)
+        tags = {} if run is None else run.data.tags
+        shows_record = tags.get(RECORD_TAG) == digest
+        if run is not None and shows_record and is_complete_run(run):
+            if parent is not None and tags.get(PARENT_TAG) != parent:
+                self._set_tag(run, PARENT_TAG, parent)
             self._show_export(run, trial_folder)
             return False
         record = read_record(trial_folder.record_path)
         contents = trial_contents(record, cell_name, repeats)
-        if run is None or run.data.tags.get(RECORD_TAG) != digest:
+        if run is None or not shows_record:
             run = self._create(contents, parent, {RECORD_TAG: digest})
         self._upload(run, record, trial_folder)
         self._show(run, contents, parent, {RECORD_TAG: digest})
@@ -143,7 +150,7 @@ class SweepRuns:
         if run.data.tags.get(FILES_TAG) != digest:
             for name, text in texts.items():
                 self.client.log_text(run.info.run_id, text, name)
-            self.client.set_tag(run.info.run_id, FILES_TAG, digest)
+            self._set_tag(run, FILES_TAG, digest)
 
     def _upload(self, run: Run, record: Record, trial_folder: TrialFolder) -> None:
         """Store the files that go with a trial's run, of bounded size.
@@ -170,11 +177,12 @@ class SweepRuns:
         if export is None or run.data.tags.get(EXPORT_TAG) == str(export.at):
             return
         points = []
+        exported_at = round(export.at * 1000)
         for name, value in export_metrics(export).items():
-            points.append(Point(metric_name(name), value, round(export.at * 1000)))
+            points.append(Point(metric_name(name), value, exported_at))
         self._log(run, points, {}, {})
         self._store_files(run, trial_folder.export_folder)
-        self.client.set_tag(run.info.run_id, EXPORT_TAG, str(export.at))
+        self._set_tag(run, EXPORT_TAG, str(export.at))
 
     def _store_files(self, run: Run, folder: Path) -> None:
         """Store the files of a folder with a run; those that are too large are only in the folder."""
@@ -191,14 +199,15 @@ class SweepRuns:
         An earlier run of the same is told which one is newer.
         """
         earlier = self._runs.get((contents.kind, contents.key))
+        tags = self._tags(contents, parent) | dict(extra_tags or {})
         created = self.client.create_run(
             self.experiment_id,
             start_time=contents.started,
-            tags=self._tags(contents, parent) | dict(extra_tags or {}),
+            tags=tags,
             run_name=contents.name,
         )
         if earlier is not None:
-            self.client.set_tag(earlier.info.run_id, SUPERSEDED_TAG, created.info.run_id)
+            self._set_tag(earlier, SUPERSEDED_TAG, created.info.run_id)
         self._runs[contents.kind, contents.key] = created
         return created
 
@@ -215,7 +224,8 @@ class SweepRuns:
         A param cannot be changed in MLflow, and need not be: params follow from the cell's id. Tags of
         ours that no longer hold are deleted. The final status comes last: then a run is complete.
         """
-        present, logged = run.data.tags, run.data.metrics
+        present = run.data.tags
+        logged = run.data.metrics
         tags = self._tags(contents, parent) | dict(extra_tags)
         if contents.description:
             tags |= note_tags(present, contents.description)
@@ -224,7 +234,8 @@ class SweepRuns:
             name: text for name, text in contents.params.items() if name not in run.data.params
         }
         changed = {name: text for name, text in tags.items() if present.get(name) != text}
-        self._log(run, [*metrics, *(stale or [])], params, changed)
+        points = [*metrics, *(stale or [])]
+        self._log(run, points, params, changed)
         for name in present:
             if name.startswith("harness.") and name not in {*tags, *KEPT_TAGS}:
                 self.client.delete_tag(run.info.run_id, name)
@@ -235,6 +246,10 @@ class SweepRuns:
                 self.client.update_run(run.info.run_id, status="RUNNING")
         elif (run.info.status, run.info.end_time) != (contents.status, contents.ended):
             self.client.set_terminated(run.info.run_id, contents.status, contents.ended)
+
+    def _set_tag(self, run: Run, name: str, text: str) -> None:
+        """Set a tag of a run."""
+        self.client.set_tag(run.info.run_id, name, text)
 
     def _log(
         self, run: Run, points: list[Point], params: Mapping[str, str], tags: Mapping[str, str]
@@ -307,12 +322,14 @@ def export_metrics(export: TrialExport) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for model in export.models:
         name = f"export_{model.format}"
-        metrics[f"{name}_largest_difference"] = model.parity.largest_difference
-        if export.target in model.parity.exported_metrics:
-            metrics[f"{name}_{export.target}"] = model.parity.exported_metrics[export.target]
+        parity = model.parity
+        metrics[f"{name}_largest_difference"] = parity.largest_difference
+        if export.target in parity.exported_metrics:
+            metrics[f"{name}_{export.target}"] = parity.exported_metrics[export.target]
         for latency in model.latencies:
-            metrics[f"{name}_b{latency.batch_size}_p50_ms"] = latency.p50_ms
-            metrics[f"{name}_b{latency.batch_size}_p95_ms"] = latency.p95_ms
+            of_batch = f"{name}_b{latency.batch_size}"
+            metrics[f"{of_batch}_p50_ms"] = latency.p50_ms
+            metrics[f"{of_batch}_p95_ms"] = latency.p95_ms
     return metrics
 
 

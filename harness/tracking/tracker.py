@@ -77,11 +77,13 @@ class Tracker:
             runs.find()
             sweep_run = runs.update(sweep_contents(result, records), None)
             for cell in result.cells:
-                name, of_cell = names[cell.cell.id], result.records.get(cell.cell.id, ())
+                name = names[cell.cell.id]
+                of_cell = result.records.get(cell.cell.id, ())
                 if not of_cell:
                     continue
                 contents = cell_contents(result, cell, of_cell, name=name, parity=parity)
-                run_id = runs.update(contents, sweep_run.info.run_id).info.run_id
+                cell_run = runs.update(contents, sweep_run.info.run_id)
+                run_id = cell_run.info.run_id
                 for record in of_cell:
                     delivered += runs.write_trial(record.trial.id, run_id, name, sweep.repeats)
             runs.mark_unplanned(names)
@@ -109,7 +111,8 @@ class Tracker:
         names = cell_names(sweep.cells, with_workload=True)
         with self._session(folder, sweep) as (_, _, runs):
             for trial in trials:
-                name = names.get(trial.rpartition("-s")[0])
+                cell_id, _, _ = trial.rpartition("-s")
+                name = names.get(cell_id)
                 if name is not None:
                     runs.find(f" AND tags.`harness.trial` = '{trial}'")
                     runs.write_trial(trial, None, name, sweep.repeats)
@@ -151,8 +154,10 @@ class Tracker:
             with self._lock() as origin:
                 client = self._connect()
                 experiment = self._get_experiment(client, sweep.name)
-                id_, source = experiment.experiment_id, sweep.source.name
-                yield client, experiment, SweepRuns(client, id_, origin, folder, source)
+                experiment_id = experiment.experiment_id
+                source = sweep.source.name
+                runs = SweepRuns(client, experiment_id, origin, folder, source)
+                yield client, experiment, runs
         except TrackerDown as error:
             raise TrackerDown(f"{error}; `{collect}` delivers the results later") from None
 
@@ -166,8 +171,10 @@ class Tracker:
             # A server decides itself where artifacts are stored; for a database we do.
             location = None
             if not is_server(self.uri):
-                location = (self.results.artifacts / name).absolute().as_uri()
-            return client.get_experiment(client.create_experiment(name, artifact_location=location))
+                artifacts = self.results.artifacts / name
+                location = artifacts.absolute().as_uri()
+            experiment_id = client.create_experiment(name, artifact_location=location)
+            return client.get_experiment(experiment_id)
         if experiment.lifecycle_stage == "deleted":
             raise TrackerDown(
                 f"MLflow's experiment {name} was deleted; `mlflow experiments restore"

@@ -132,8 +132,9 @@ def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[by
         except OSError:
             time.sleep(0.1)
     log.seek(0)
-    output = one_line(log.read().decode("utf-8", errors="replace").strip().rpartition("\n")[2])
-    raise HarnessError(f"MLflow's server did not start at {base}: {output}")
+    output = log.read().decode("utf-8", errors="replace").strip()
+    last_line = one_line(output.rpartition("\n")[2])
+    raise HarnessError(f"MLflow's server did not start at {base}: {last_line}")
 
 
 def guard(command: Sequence[str]) -> None:
