@@ -160,7 +160,8 @@ class SweepData:
             rows.append(row)
         columns: dict[str, Any] = {}
         for name in (*IDENTITY, *axis_names(cells), *COURSE, *in_order(names), *ORIGIN):
-            columns[name] = _series([row.get(name) for row in rows])
+            values = [row.get(name) for row in rows]
+            columns[name] = _series(values)
         columns["started"] = pd.to_datetime(columns["started"], unit="s", utc=True)
         return pd.DataFrame(columns)
 
@@ -192,7 +193,8 @@ class SweepData:
         for record in self.records:
             measured: Any = False
             if record.is_complete:
-                measured = measured_window(record.ranks, record.trial.cell).mask
+                window = measured_window(record.ranks, record.trial.cell)
+                measured = window.mask
             for rank in record.ranks:
                 if rank.step_seconds is None:
                     continue
@@ -281,7 +283,8 @@ class SweepData:
                     row[f"{name}_low"], row[f"{name}_high"] = interval.bounds or (None, None)
             verdict = self.result.speed(cell.cell)
             if verdict is not None:
-                row["speedup"], row["verdict"] = verdict.effect, verdict.label
+                row["speedup"] = verdict.effect
+                row["verdict"] = verdict.label
                 row["speedup_low"], row["speedup_high"] = verdict.interval or (None, None)
             rows.append(row)
         return pd.DataFrame(rows, columns=CELL_COLUMNS)
@@ -354,7 +357,8 @@ class SweepPlan:
         """The seconds that a trial takes, by the id of its cell, of cells that have records."""
         paths_by_cell = self.results.record_paths_by_cell()
         estimates = {}
-        for id_ in paths_by_cell.keys() & {cell.id for cell in self.sweep.cells}:
+        cell_ids = {cell.id for cell in self.sweep.cells}
+        for id_ in paths_by_cell.keys() & cell_ids:
             seconds = []
             for path in paths_by_cell[id_]:
                 with suppress(BadInput):  # the others will do for a plan
@@ -427,13 +431,15 @@ def plan(sweep: str | Path, **choices: Unpack[Choices]) -> SweepPlan:
 
 def _planned(sweep: str | Path, choices: Choices, launcher: str) -> SweepPlan:
     """Return what a sweep will run on a profile with a launcher, any if it is empty."""
-    settings, data = choices.get("settings", ()), choices.get("data", ())
+    settings = choices.get("settings", ())
+    data = choices.get("data", ())
     folder = results_folder(choices.get("results"))
     texts = list(settings)
     if isinstance(settings, Mapping):  # JSON is YAML, and keeps the types of values
         texts = []
         for key, value in settings.items():
-            texts.append(f"{key}={json.dumps(value, default=_as_list)}")
+            text = json.dumps(value, default=_as_list)
+            texts.append(f"{key}={text}")
     if isinstance(data, Mapping):
         data = [f"{label}={path}" for label, path in data.items()]
     elif isinstance(data, str | Path):
@@ -479,7 +485,8 @@ def load_planned(
     profile = load_profile(cluster, launcher)
     path = find_sweep_file(sweep)
     digests = results.file_digests if results else None
-    loaded = select(load_sweep(path, settings, data, digests), only)
+    whole = load_sweep(path, settings, data, digests)
+    loaded = select(whole, only)
     clusters.check_fits(profile, loaded.cells, loaded.source, timed=timed)
     return loaded, profile
 
@@ -529,12 +536,12 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     planned = _planned(sweep, choices, launcher="torchrun")
-    loaded, results = planned.sweep, planned.results
-    profile = planned.profile
+    loaded, results, profile = planned.sweep, planned.results, planned.profile
     if tolerate_load:
         profile = with_tolerance(profile)
     sweep_folder = results.sweep_folder(loaded.name)
-    view = RunView(loaded, TerminalConsole(quiet=not progress), planned.estimates, profile)
+    console = TerminalConsole(quiet=not progress)
+    view = RunView(loaded, console, planned.estimates, profile)
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""

@@ -108,7 +108,8 @@ class StreamSamples:
     def begin_epoch(self, seed: int) -> None:
         """Have the stream read anew from its beginning, unless it has this seed already."""
         if seed != self._seed:
-            self._seed, self._stream = seed, None
+            self._seed = seed
+            self._stream = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have pickle leave out the open stream, which is no state of a training."""
@@ -124,7 +125,8 @@ class StreamSamples:
     def _sample(self, index: int) -> Any:
         """Return one sample; raises ValueError for a stream that ends before it."""
         if self._stream is None or index < self._position:
-            self._stream, self._position = iter(self._read(self._seed)), 0
+            self._stream = iter(self._read(self._seed))
+            self._position = 0
         for sample in self._stream:
             self._position += 1
             if self._position == index + 1:
@@ -227,7 +229,8 @@ class Workload(ABC):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return the optimizer for the model's parameters; by default AdamW at a rate of 1e-3."""
-        return AdamW((part for part in model.parameters() if part.requires_grad), lr=1e-3)
+        trained = [part for part in model.parameters() if part.requires_grad]
+        return AdamW(trained, lr=1e-3)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         """Return the learning-rate schedule, or None to keep the learning rate constant.
@@ -248,11 +251,13 @@ class Workload(ABC):
 
         By default each sample gets an equal share of the batch's summed loss and of its weight.
         """
-        loss, samples = self.loss(model, batch).double(), len(batch[0])
+        loss = self.loss(model, batch).double()
+        samples = len(batch[0])
         weight = torch.as_tensor(self.loss_weight(batch), dtype=loss.dtype, device=loss.device)
         # A batch without any weight has a loss of NaN, and counts 0.
         total = torch.where(weight == 0, torch.zeros_like(loss), loss * weight)
-        return torch.stack([total, weight]).div(samples).expand(samples, 2)
+        share = torch.stack([total, weight]).div(samples)
+        return share.expand(samples, 2)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return the metrics over a whole test or validation set by name, the target among them.
@@ -314,7 +319,10 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     if workload_class.loss is Workload.loss:
         missing.add("loss")
     pair = {"evaluate", "metrics"}
-    own = {name for name in pair if getattr(workload_class, name) is not getattr(Workload, name)}
+    own = set()
+    for name in pair:
+        if getattr(workload_class, name) is not getattr(Workload, name):
+            own.add(name)
     if len(own) == 1:
         missing |= pair - own
     return sorted(missing)
@@ -336,22 +344,28 @@ class Classifier(Workload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch, a scalar."""
-        return nn.functional.cross_entropy(self.logits(model, batch), batch[-1])
+        logits = self.logits(model, batch)
+        return nn.functional.cross_entropy(logits, batch[-1])
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return cross-entropy, predicted class and label of each sample, shape (samples, 3)."""
-        logits, labels = self.logits(model, batch), batch[-1]
+        logits = self.logits(model, batch)
+        labels = batch[-1]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-        return torch.stack([losses.double(), logits.argmax(1).double(), labels.double()], dim=1)
+        predicted = logits.argmax(1)
+        return torch.stack([losses.double(), predicted.double(), labels.double()], dim=1)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return accuracy, macro-F1 and the mean cross-entropy."""
         # Those that cross-entropy ignores count for nothing.
         rows = rows[rows[:, 2] != IGNORED_LABEL]
-        losses, predicted, labels = rows[:, 0], rows[:, 1].long(), rows[:, 2].long()
+        losses = rows[:, 0]
+        predicted = rows[:, 1].long()
+        labels = rows[:, 2].long()
+        is_correct = predicted == labels
         return {
-            "accuracy": float((predicted == labels).double().mean()),
+            "accuracy": float(is_correct.double().mean()),
             "macro_f1": macro_f1(predicted, labels),
             "loss": float(losses.mean()),
         }
@@ -364,12 +378,15 @@ def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     prediction are left out; a class that is never predicted correctly counts 0.
     """
     classes = int(torch.maximum(predicted.max(), labels.max())) + 1
-    true_positives = torch.bincount(labels[predicted == labels], minlength=classes).double()
+    correct = labels[predicted == labels]
+    true_positives = torch.bincount(correct, minlength=classes).double()
     # Each class occurs TP + FP times as a prediction and TP + FN times as a label.
-    predictions = torch.bincount(predicted, minlength=classes)
-    occurrences = (predictions + torch.bincount(labels, minlength=classes)).double()
+    as_prediction = torch.bincount(predicted, minlength=classes)
+    as_label = torch.bincount(labels, minlength=classes)
+    occurrences = (as_prediction + as_label).double()
     occurring = occurrences > 0
-    return float((2 * true_positives[occurring] / occurrences[occurring]).mean())
+    scores = 2 * true_positives[occurring] / occurrences[occurring]
+    return float(scores.mean())
 
 
 class DatasetSamples:
@@ -396,11 +413,13 @@ class DatasetSamples:
         samples = []
         for index in indices:
             before_sample(int(index))
-            samples.append(self._dataset[self._rows[index]])
+            row = self._rows[index]
+            samples.append(self._dataset[row])
         batch = self._collate(samples)
         if isinstance(batch, Tensor):
             return (batch,)
-        if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
+        is_sequence = isinstance(batch, list | tuple)
+        if is_sequence and all(isinstance(part, Tensor) for part in batch):
             return tuple(batch)
         found = type(batch).__name__
         raise TypeError(f"collate_fn(): found a {found}; allowed: a tensor or a tuple of tensors")
@@ -416,7 +435,8 @@ def load_splits(workload: Workload) -> Splits:
     if not isinstance(splits, Splits):
         count = _length_of(splits)
         # Drawn, because every tenth sample may be of one class, or a neighbor of those before it.
-        drawn = random.Random(SPLIT_SEED).sample(range(count), max(1, round(TEST_SHARE * count)))
+        test_count = max(1, round(TEST_SHARE * count))
+        drawn = random.Random(SPLIT_SEED).sample(range(count), test_count)
         train = sorted(set(range(count)).difference(drawn))
         test = DatasetSamples(splits, collate, sorted(drawn))
         return Splits(DatasetSamples(splits, collate, train), test)
@@ -424,7 +444,8 @@ def load_splits(workload: Workload) -> Splits:
     for entry in fields(Splits):
         samples: Any = getattr(splits, entry.name)
         if samples is not None and not hasattr(samples, "batch"):
-            samples = DatasetSamples(samples, collate, range(_length_of(samples)))
+            rows = range(_length_of(samples))
+            samples = DatasetSamples(samples, collate, rows)
         adapted[entry.name] = samples
     return Splits(**adapted)
 

@@ -76,8 +76,10 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     if uses not in BUILT_IN:
         make_importable(folder)
     if location.endswith(".py"):
-        return _workload_in(import_file(folder / Path(location).expanduser()), class_name, uses)
-    return _workload_in(import_module(location), class_name, uses)
+        module = import_file(folder / Path(location).expanduser())
+    else:
+        module = import_module(location)
+    return _workload_in(module, class_name, uses)
 
 
 def is_script(uses: str, base: Path) -> bool:
@@ -97,7 +99,8 @@ def find_source(uses: str, base: Path | None = None) -> CodeSource:
     mode: then its files can change as any other.
     """
     location, _ = _resolve(uses)
-    source = find_code(location, (base or Path.cwd()).absolute())
+    folder = (base or Path.cwd()).absolute()
+    source = find_code(location, folder)
     if source is not None:
         return source
     distribution = distribution_of(location.partition(".")[0])
@@ -113,8 +116,11 @@ def canonical_name(uses: str, source: CodeSource) -> str:
     """
     if uses in BUILT_IN or source.file is None:
         return uses
-    class_name = "" if uses.endswith(".py") else f":{_resolve(uses)[1]}"
-    return f"{source.file.name}{class_name}"
+    name = source.file.name
+    if uses.endswith(".py"):
+        return name
+    _, class_name = _resolve(uses)
+    return f"{name}:{class_name}"
 
 
 def relative_name(uses: str, base: Path) -> str:
@@ -125,7 +131,8 @@ def relative_name(uses: str, base: Path) -> str:
     """
     location, class_name = _resolve(uses)
     path = base / Path(location).expanduser()
-    path, root = path.parent.resolve() / path.name, base.resolve()
+    path = path.parent.resolve() / path.name
+    root = base.resolve()
     if not location.endswith(".py") or not path.is_relative_to(root):
         return uses
     name = path.relative_to(root).as_posix()
@@ -162,7 +169,8 @@ def distribution_of(package: str) -> str | None:
     try:
         return metadata.distribution(package).name
     except metadata.PackageNotFoundError:
-        return next(iter(_distributions_by_package().get(package, ())), None)
+        distributions = _distributions_by_package().get(package, ())
+        return next(iter(distributions), None)
 
 
 @cache

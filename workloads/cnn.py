@@ -31,21 +31,23 @@ class ConvNet(nn.Module):
         # another order gives other parameters from the same seed.
         layers: list[nn.Module] = []
         widths = (1, options.width, 2 * options.width)
-        for (inputs, outputs), window in zip(pairwise(widths), windows(size), strict=True):
+        layer_widths = zip(pairwise(widths), windows(size), strict=True)
+        for (inputs, outputs), window in layer_widths:
             layers.append(nn.Conv2d(inputs, outputs, KERNEL, padding=KERNEL // 2))
             if options.batch_norm:
                 layers.append(nn.BatchNorm2d(outputs))
             layers += [nn.ReLU(), nn.AvgPool2d(window)]
         self.features = nn.Sequential(*layers)
-        self.dense = nn.Linear(flattened_features(size, options.width), DENSE)
+        flattened = flattened_features(size, options.width)
+        self.dense = nn.Linear(flattened, DENSE)
         self.head = nn.Linear(DENSE, classes)
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width)."""
-        features = self.dropout(self.features(images).flatten(1))
-        hidden = self.dropout(nn.functional.relu(self.dense(features)))
-        result: Tensor = self.head(hidden)
+        features = self.features(images).flatten(1)
+        hidden = nn.functional.relu(self.dense(self.dropout(features)))
+        result: Tensor = self.head(self.dropout(hidden))
         return result
 
 
@@ -56,15 +58,17 @@ def windows(size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
     size of the image.
     """
     height, width = size
-    last = 2 * max(1, height // REFERENCE_SIDE), 2 * max(1, width // REFERENCE_SIDE)
-    return (2, 2), last
+    last_height = 2 * max(1, height // REFERENCE_SIDE)
+    last_width = 2 * max(1, width // REFERENCE_SIDE)
+    return (2, 2), (last_height, last_width)
 
 
 def flattened_features(size: tuple[int, int], channels: int) -> int:
     """Return the number of features of one sample that the convolutions pass to the linear layers."""
     height, width = size
-    rows, columns = windows(size)[1]
-    return 2 * channels * (height // 2 // rows) * (width // 2 // columns)
+    _, (rows, columns) = windows(size)
+    pooled_height, pooled_width = height // 2 // rows, width // 2 // columns
+    return 2 * channels * pooled_height * pooled_width
 
 
 class CNN(ImageClassifier):
@@ -101,9 +105,11 @@ class CNN(ImageClassifier):
 
             3 * (sum over layers of forward) - forward of the first convolution
         """
-        (height, width), channels = self.image_size, self.options.width
+        height, width = self.image_size
+        channels = self.options.width
         first = 2 * KERNEL**2 * channels * height * width
-        second = 2 * KERNEL**2 * channels * 2 * channels * (height // 2) * (width // 2)
+        halved = (height // 2) * (width // 2)
+        second = 2 * KERNEL**2 * channels * 2 * channels * halved
         flattened = flattened_features(self.image_size, channels)
         dense = 2 * flattened * DENSE + 2 * DENSE * self.data.classes
         return 3 * (first + second + dense) - first

@@ -42,7 +42,8 @@ class _Finder(ModuleFinder):
 
     def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
         """Return where a module is, the list of its folders for such a package; raises ImportError."""
-        spec = PathFinder.find_spec(name, self.path if path is None else path)
+        folders = self.path if path is None else path
+        spec = PathFinder.find_spec(name, folders)
         if spec is not None and spec.origin is None and spec.submodule_search_locations:
             return None, list(spec.submodule_search_locations), PACKAGE
         return super().find_module(name, path, parent)
@@ -62,7 +63,8 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     Raises OSError and SyntaxError for a file that can't be read.
     """
     package = location.partition(".")[0]
-    folders, excludes = _search_path(base), [name for name in OUR_PACKAGES if name != package]
+    folders = _search_path(base)
+    excludes = [name for name in OUR_PACKAGES if name != package]
     finder = _Finder(folders, excludes=excludes)
     file = base / Path(location).expanduser()
     if location.endswith(".py"):
@@ -84,7 +86,8 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     for module in finder.modules.values():
         if module.__file__:
             path = Path(module.__file__)
-            files[Path(os.path.relpath(path, file.parent)).as_posix()] = path
+            relative = Path(os.path.relpath(path, file.parent))
+            files[relative.as_posix()] = path
     names = {name.partition(".")[0] for name in finder.badmodules}
     packages = names.difference(sys.stdlib_module_names, finder.modules)
     return CodeSource(file, dict(sorted(files.items())), sorted(packages))
@@ -92,9 +95,11 @@ def find_code(location: str, base: Path) -> CodeSource | None:
 
 def _module_name(file: Path, folders: list[str]) -> str:
     """Return the name of a file as a module of its package, whose own folder is searched from now on."""
-    name, folder = file.stem, file.parent
+    name = file.stem
+    folder = file.parent
     while (folder / "__init__.py").is_file():
-        name, folder = f"{folder.name}.{name}", folder.parent
+        name = f"{folder.name}.{name}"
+        folder = folder.parent
     folders.append(str(folder))
     return name
 
@@ -108,9 +113,8 @@ def _search_path(base: Path) -> list[str]:
     installed = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
     folders = [str(base)]
     for entry in sys.path:
-        is_installed = (
-            entry.startswith(installed) or "-packages" in entry
-        )  # site- and Debian's dist-
+        # Debian's folders are called `dist-packages`.
+        is_installed = entry.startswith(installed) or "-packages" in entry
         if entry not in user_folders and not is_installed:
             folders.append(entry)
     return folders

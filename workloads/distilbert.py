@@ -54,7 +54,8 @@ class TokenSamples:
 
         The lengths stay on the CPU: to read the width of a batch from a GPU would wait for it.
         """
-        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
+        tokens = self.tokens.to(device)
+        return replace(self, tokens=tokens, labels=self.labels.to(device))
 
 
 class SequenceClassifier(nn.Module):
@@ -95,15 +96,17 @@ class DistilBert(Classifier):
         """The texts of each split by its name, and their labels; raises ValueError for bad files."""
         rows, tested = self.data.samples()
         splits: dict[str, tuple[list[str], list[str]]] = {}
-        for name, indices in self.data.split([label for _, label in rows], tested).items():
+        labels = [label for _, label in rows]
+        for name, indices in self.data.split(labels, tested).items():
             texts = [rows[index][0] for index in indices]
-            splits[name] = texts, [rows[index][1] for index in indices]
+            splits[name] = texts, [labels[index] for index in indices]
         return splits
 
     @cached_property
     def classes(self) -> list[str]:
         """The labels of training in alphabetical order, which numbers them."""
-        return sorted(set(self.texts["train"][1]))
+        _, labels = self.texts["train"]
+        return sorted(set(labels))
 
     @cached_property
     def samples(self) -> Mapping[str, TokenSamples]:
@@ -114,8 +117,10 @@ class DistilBert(Classifier):
     def tokenizer(self) -> Tokenizer | BertWordPieceTokenizer:
         """The pretrained model's tokenizer, or one that is trained on the training texts."""
         if self.options.pretrained:
-            return Tokenizer.from_file(str(self.options.pretrained / TOKENIZER))
-        return trained(self.texts["train"][0], self.options.architecture["vocab_size"])
+            path = self.options.pretrained / TOKENIZER
+            return Tokenizer.from_file(str(path))
+        texts, _ = self.texts["train"]
+        return trained(texts, self.options.architecture["vocab_size"])
 
     @cached_property
     def config(self) -> DistilBertConfig:
@@ -148,7 +153,8 @@ class DistilBert(Classifier):
         """
         folder = self.options.pretrained
         if folder is None:
-            return SequenceClassifier(DistilBertForSequenceClassification(self.config))
+            bert = DistilBertForSequenceClassification(self.config)
+            return SequenceClassifier(bert)
         loaded: Any = DistilBertForSequenceClassification.from_pretrained(
             folder,
             config=self.config,
@@ -213,7 +219,8 @@ class DistilBert(Classifier):
         on the others in its batch.
         """
         lengths = self.samples["train"].lengths.double()
-        t, t2 = float(lengths.mean()), float(lengths.square().mean())
+        t = float(lengths.mean())
+        t2 = float(lengths.square().mean())
         d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
         head = 2 * d**2 + 2 * d * len(self.classes)
@@ -223,11 +230,13 @@ class DistilBert(Classifier):
     def _tokenize(self, texts: Sequence[str], labels: Sequence[str]) -> TokenSamples:
         """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
         ids = encode(self.tokenizer, texts, self.options.sequence)
-        tokens = pad_sequence([torch.tensor(row) for row in ids], True, PAD)
+        rows = [torch.tensor(row) for row in ids]
+        tokens = pad_sequence(rows, True, PAD)
         lengths = torch.tensor([len(row) for row in ids])
         if self.options.padding == "fixed":
             missing_columns = self.options.sequence - tokens.shape[1]
             tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)
             lengths = torch.full_like(lengths, self.options.sequence)
         numbers = {label: number for number, label in enumerate(self.classes)}
-        return TokenSamples(tokens, lengths, torch.tensor([numbers[label] for label in labels]))
+        label_numbers = torch.tensor([numbers[label] for label in labels])
+        return TokenSamples(tokens, lengths, label_numbers)

@@ -40,13 +40,15 @@ class Attention(nn.Module):
         keys = rotated(self._heads(self.key(hidden)), cosines, sines)
         values = self._heads(self.value(hidden))
         attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        result: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        merged = attended.transpose(1, 2).flatten(2)
+        result: Tensor = self.output(merged)
         return result
 
     def _heads(self, states: Tensor) -> Tensor:
         """Return states as (samples, heads, tokens, head width)."""
         samples, tokens, _ = states.shape
-        return states.view(samples, tokens, -1, self.head_width).transpose(1, 2)
+        of_heads = states.view(samples, tokens, -1, self.head_width)
+        return of_heads.transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -60,7 +62,8 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return states of the same shape."""
-        result: Tensor = self.down(nn.functional.silu(self.gate(hidden)) * self.up(hidden))
+        gate = nn.functional.silu(self.gate(hidden))
+        result: Tensor = self.down(gate * self.up(hidden))
         return result
 
 
@@ -106,9 +109,8 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 is_added = name.endswith(("output.weight", "down.weight"))
-                nn.init.normal_(
-                    parameter, std=INITIAL_STD / math.sqrt(2 * layers if is_added else 1)
-                )
+                depth = 2 * layers if is_added else 1
+                nn.init.normal_(parameter, std=INITIAL_STD / math.sqrt(depth))
 
 
 def rotations(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
@@ -117,9 +119,11 @@ def rotations(sequence: int, head_width: int) -> tuple[Tensor, Tensor]:
     Rotary position embedding (Su et al. 2021, arXiv:2104.09864): pair i of a head's h numbers is
     rotated by position * 10000^(-2i/h). Both halves of a head have the same angles.
     """
-    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2).double() / head_width)
-    angles = torch.arange(sequence).double()[:, None] * frequencies
-    angles = torch.cat([angles, angles], dim=1)
+    exponents = -torch.arange(0, head_width, 2).double() / head_width
+    frequencies = ROTARY_BASE**exponents
+    positions = torch.arange(sequence).double()
+    half = positions[:, None] * frequencies
+    angles = torch.cat([half, half], dim=1)
     return angles.cos().float(), angles.sin().float()
 
 
@@ -158,11 +162,11 @@ class GPT(Workload):
         """Return a text in sequences, each with the byte that follows it."""
         sequence = self.data.sequence
         count = max(0, len(text) - 1) // sequence
-        content = torch.frombuffer(
-            bytearray(text[: count * sequence + 1] or b"\0"), dtype=torch.uint8
-        )
+        used = text[: count * sequence + 1] or b"\0"
+        content = torch.frombuffer(bytearray(used), dtype=torch.uint8)
         starts = torch.arange(count)[:, None] * sequence
-        return TensorSamples((content[starts + torch.arange(sequence + 1)],))
+        positions = starts + torch.arange(sequence + 1)
+        return TensorSamples((content[positions],))
 
     def build_model(self) -> nn.Module:
         """Return the decoder, freshly initialized."""
@@ -173,9 +177,8 @@ class GPT(Workload):
         (tokens,) = batch
         logits = model(tokens[:, :-1])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return nn.functional.cross_entropy(
-            logits.transpose(1, 2), tokens[:, 1:].long(), reduction="none"
-        )
+        next_bytes = tokens[:, 1:].long()
+        return nn.functional.cross_entropy(logits.transpose(1, 2), next_bytes, reduction="none")
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the next byte in nats, a scalar."""
@@ -183,7 +186,8 @@ class GPT(Workload):
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of each sequence in nats, shape (samples, 1)."""
-        return self._token_losses(model, batch).double().mean(1, keepdim=True)
+        losses = self._token_losses(model, batch).double()
+        return losses.mean(1, keepdim=True)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return bits per byte, and the mean cross-entropy in nats."""
@@ -229,7 +233,8 @@ class GPT(Workload):
         kernels may compute the masked half of the scores, or scores again in backward, is no work
         of the model.
         """
-        shape, t = self.options.shape, self.data.sequence
+        shape = self.options.shape
+        t = self.data.sequence
         d, f, v = shape.width, shape.feedforward, shape.vocabulary
         layer = 8 * t * d**2 + 2 * d * t * (t + 1) + 6 * t * d * f
         return 3.0 * (shape.layers * layer + 2 * t * d * v)

@@ -76,7 +76,8 @@ class Corpus(Settings):
     @cached_property  # cells of a sweep ask again and again
     def training_samples(self) -> int:
         """Return the number of sequences to train on."""
-        return max(0, len(self.parts()[0]) - 1) // self.sequence
+        train, _, _ = self.parts()
+        return max(0, len(train) - 1) // self.sequence
 
     def check(self) -> None:
         """Raise ValueError unless each part has a sequence with a byte after it."""
@@ -103,7 +104,8 @@ class PythonTopics(Corpus):
     def content(self) -> bytes:
         """Return the topics of Python's `help`, in alphabetical order."""
         topics: dict[str, str] = importlib.import_module(PYTHON_TOPICS).topics
-        return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+        in_order = [topics[name] for name in sorted(topics)]
+        return "\n\n".join(in_order).encode()
 
     def files(self) -> list[Path]:
         """Return the module that has the text."""

@@ -35,7 +35,8 @@ class ImageClassifier(Classifier):
     @property
     def image_size(self) -> tuple[int, int]:
         """Return height and width of an image in pixels."""
-        height, width = self.samples["train"].tensors[0].shape[2:]
+        images, _ = self.samples["train"].tensors
+        height, width = images.shape[2:]
         return height, width
 
     def splits(self) -> Splits:
@@ -67,10 +68,12 @@ def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
     machine gets the same bits.
     """
     total = int(pixels.sum(dtype=np.int64))
-    total_of_squares = int(np.square(pixels, dtype=np.uint16).sum(dtype=np.int64))
+    squares = np.square(pixels, dtype=np.uint16)
+    total_of_squares = int(squares.sum(dtype=np.int64))
     mean = total / pixels.size
     deviation = (total_of_squares / pixels.size - mean**2) ** 0.5
-    return np.asarray((np.arange(256) - mean) / deviation, np.float32)
+    levels = (np.arange(256) - mean) / deviation
+    return np.asarray(levels, np.float32)
 
 
 def _load_idx(data: Idx) -> Pixels:
@@ -78,15 +81,17 @@ def _load_idx(data: Idx) -> Pixels:
     parts: list[Pixels] = []
     for path in data.files()[::2]:
         (count, height, width), content = read_idx(path, 3)
-        parts.append(np.frombuffer(content, np.uint8).reshape(count, 1, height, width))
+        images = np.frombuffer(content, np.uint8)
+        parts.append(images.reshape(count, 1, height, width))
     return np.concatenate(parts)
 
 
 def _load_digits() -> Pixels:
     """Return the digits, enlarged to 28x28."""
-    lines = read_bytes(DIGITS).replace(b"\n", b",").rstrip(b",").split(b",")
-    table = torch.tensor(list(map(int, lines))).view(-1, DIGIT_SIDE**2 + 1)
-    small = table[:, :-1].view(-1, 1, DIGIT_SIDE, DIGIT_SIDE).float()
+    values = read_bytes(DIGITS).replace(b"\n", b",").rstrip(b",").split(b",")
+    table = torch.tensor(list(map(int, values))).view(-1, DIGIT_SIDE**2 + 1)
+    images = table[:, :-1].view(-1, 1, DIGIT_SIDE, DIGIT_SIDE)
+    small = images.float()
     small = small * (255 / DIGIT_LEVELS)
     enlarged = interpolate(small, size=(ENLARGED_SIDE, ENLARGED_SIDE), mode="bilinear")
     pixels: Pixels = enlarged.round().to(torch.uint8).numpy()

@@ -40,7 +40,8 @@ def import_file(path: Path) -> ModuleType:
     """
     check_is_file(path)
     # The path is part of the module's name, so that two files of the same name can be imported.
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    content = str(path.resolve()).encode()
+    digest = hashlib.sha256(content).hexdigest()
     name = f"{path.stem}_{digest[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -61,7 +62,8 @@ def import_file(path: Path) -> ModuleType:
 def check_is_file(path: Path) -> None:
     """Raise ValueError for a Python file that does not exist."""
     if not path.is_file():
-        similar = suggestion(path.name, [sibling.name for sibling in path.parent.glob("*.py")])
+        siblings = [sibling.name for sibling in path.parent.glob("*.py")]
+        similar = suggestion(path.name, siblings)
         raise ValueError(f"{path}: found no such file{similar}; allowed: a Python file")
 
 
@@ -78,7 +80,8 @@ def make_importable(folder: Path) -> None:
     if entry in sys.path:
         return  # PYTHONPATH has it, for example
     for name, module in list(sys.modules.items()):
-        if _user_folder_of(getattr(module, "__file__", None)) in (None, entry):
+        user_folder = _user_folder_of(getattr(module, "__file__", None))
+        if user_folder in (None, entry):
             continue
         if PathFinder.find_spec(name.partition(".")[0], [entry]) is not None:
             del sys.modules[name]
@@ -90,10 +93,11 @@ def user_files() -> dict[str, Path]:
     """Return the files of users' modules that were imported, by the path below their folder."""
     paths: dict[str, Path] = {}
     for name, module in sorted(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+        file = getattr(module, "__file__", None) or ""
         folder = _user_folder_of(file)
         if folder is not None and name.partition(".")[0] not in OUR_PACKAGES:
-            paths[Path(file or "").relative_to(folder).as_posix()] = Path(file or "")
+            path = Path(file)
+            paths[path.relative_to(folder).as_posix()] = path
     return paths
 
 
@@ -105,11 +109,13 @@ def suggestion(name: str, candidates: list[str]) -> str:
 
 def _user_folder_of(file: str | None) -> str | None:
     """Return the folder of a user that a module's file is in, None for any other module."""
-    if (
-        file is None or f"{os.sep}site-packages{os.sep}" in file
-    ):  # of an environment next to the sweep
+    # Packages of an environment next to the sweep are not the user's.
+    if file is None or f"{os.sep}site-packages{os.sep}" in file:
         return None
-    return next((folder for folder in user_folders if file.startswith(folder + os.sep)), None)
+    for folder in user_folders:
+        if file.startswith(folder + os.sep):
+            return folder
+    return None
 
 
 @contextmanager
@@ -122,10 +128,7 @@ def _errors_naming_lines() -> Iterator[None]:
         yield
     except SyntaxError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a script that ends with sys.exit() would end the command
+    except (Exception, SystemExit) as error:  # sys.exit() in a script would end the command
         frames = traceback.extract_tb(error.__traceback__)
         users = [frame for frame in frames if _user_folder_of(frame.filename)]
         location = f"{users[-1].filename}:{users[-1].lineno}: " if users else ""

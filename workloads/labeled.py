@@ -57,7 +57,8 @@ class Labeled(Settings):
     @cached_property  # cells of a sweep ask again and again, and files have to be read
     def training_samples(self) -> int:
         """Return the number of samples to train on."""
-        return len(self.split(*self.labels())["train"])
+        labels, tested = self.labels()
+        return len(self.split(labels, tested)["train"])
 
     def split(self, labels: Sequence[str], tested: int) -> dict[str, list[int]]:
         """Return the indices of the samples in `train` and `test`, and in `validation` if there is one.
@@ -78,7 +79,8 @@ class Labeled(Settings):
     def check(self) -> None:
         """Raise ValueError unless there are 2 labels or more, and samples to train on of each."""
         labels, tested = self.labels()
-        trained = {labels[index] for index in self.split(labels, tested)["train"]}
+        train = self.split(labels, tested)["train"]
+        trained = {labels[index] for index in train}
         untrained = sorted(set(labels) - trained)
         if untrained or len(trained) < 2:
             found = f"no sample to train on of {untrained or 'a second label'}"
@@ -91,7 +93,8 @@ class Labeled(Settings):
 
         At least one, but none of a class that has a single sample: it would not be trained at all.
         """
-        return min(count - 1, max(1, round(self.validation * count)))
+        wanted = max(1, round(self.validation * count))
+        return min(count - 1, wanted)
 
 
 def stratified(
@@ -109,8 +112,10 @@ def stratified(
     held_out: set[int] = set()
     for label in sorted(indices_by_label):
         of_label = indices_by_label[label]
-        held_out.update(rng.sample(of_label, held_out_count(len(of_label))))
-    return [index for index in indices if index not in held_out], sorted(held_out)
+        count = held_out_count(len(of_label))
+        held_out.update(rng.sample(of_label, count))
+    train = [index for index in indices if index not in held_out]
+    return train, sorted(held_out)
 
 
 def _held_out_count(count: int) -> int:

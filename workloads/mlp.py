@@ -33,7 +33,8 @@ class Perceptron(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width)."""
-        result: Tensor = self.head(self.hidden(images.flatten(1)))
+        features = self.hidden(images.flatten(1))
+        result: Tensor = self.head(features)
         return result
 
 

@@ -29,7 +29,8 @@ def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> LRScheduler:
     def factor(step: int) -> float:
         if step < rising_steps:
             return (step + 1) / rising_steps
-        progress = min(1.0, (step - rising_steps + 1) / falling_steps)
+        fallen_steps = step - rising_steps + 1
+        progress = min(1.0, fallen_steps / falling_steps)
         return (1 + math.cos(math.pi * progress)) / 2
 
     return LambdaLR(optimizer, factor)

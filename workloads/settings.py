@@ -44,14 +44,16 @@ class Settings:
         """Return the same settings with relative paths taken as relative to `base`."""
         changes: dict[str, Any] = {}
         for field in fields(self):
-            changes[field.name] = map_paths(getattr(self, field.name), lambda path: base / path)
+            value = getattr(self, field.name)
+            changes[field.name] = map_paths(value, lambda path: base / path)
         return replace(self, **changes)
 
     def paths(self) -> dict[str, Path]:
         """Return every path by the setting that has it, as in `start` and `shards[0]`."""
         paths: dict[str, Path] = {}
         for field in fields(self):
-            paths.update(_paths_in(getattr(self, field.name), field.name))
+            value = getattr(self, field.name)
+            paths.update(_paths_in(value, field.name))
         return paths
 
     def files(self) -> list[Path]:
@@ -61,7 +63,8 @@ class Settings:
         """
         files: dict[Path, None] = {}  # an ordered set
         for path in self.paths().values():
-            files.update(dict.fromkeys(_files_below(path) if path.is_dir() else [path]))
+            of_path = _files_below(path) if path.is_dir() else [path]
+            files.update(dict.fromkeys(of_path))
         return list(files)
 
     def identity(self) -> dict[str, Any]:

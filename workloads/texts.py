@@ -86,7 +86,8 @@ def read_rows(path: Path, text_column: str, label_column: str) -> list[Row]:
         reader = csv.DictReader(file, strict=True)
         try:
             for row in reader:
-                text, label = row[text_column] or "", (row[label_column] or "").strip()
+                text = row[text_column] or ""
+                label = (row[label_column] or "").strip()
                 if None in row or not text.strip() or not label:
                     raise ValueError("more fields than the header, or no text or label")
                 rows.append((text, label))

@@ -144,7 +144,8 @@ def _draw_labels(rng: random.Random, rows: int) -> list[str]:
 
 def _other_class(rng: random.Random, topic: str) -> str:
     """Return a random class other than `topic`."""
-    return rng.choice([other for other in sorted(REQUESTS) if other != topic])
+    others = [other for other in sorted(REQUESTS) if other != topic]
+    return rng.choice(others)
 
 
 def _ticket_text(rng: random.Random, topic: str) -> str:
@@ -154,8 +155,10 @@ def _ticket_text(rng: random.Random, topic: str) -> str:
     mentions_settled = UNCLEAR_SHARE <= kind < UNCLEAR_SHARE + SETTLED_SHARE
     sentences = [rng.choice(VAGUE if is_unclear else REQUESTS[topic])]
     if mentions_settled:
-        other_request = rng.choice(REQUESTS[_other_class(rng, topic)])
-        sentences.append(rng.choice(SETTLED).replace("{other}", other_request))
+        other = _other_class(rng, topic)
+        other_request = rng.choice(REQUESTS[other])
+        settled = rng.choice(SETTLED)
+        sentences.append(settled.replace("{other}", other_request))
     if rng.random() < EXTRA_VAGUE_SHARE:
         sentences.append(rng.choice(VAGUE))
     rng.shuffle(sentences)

@@ -89,7 +89,8 @@ def machine_key(hardware: Hardware, device: Device) -> str:
     else:
         names = list(hardware.gpus)
         description = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
-    return safe_folder_name("-".join(re.findall(r"[A-Za-z0-9.]+", description)))
+    words = re.findall(r"[A-Za-z0-9.]+", description)
+    return safe_folder_name("-".join(words))
 
 
 def write(folder: Path, machine: Machine) -> Path:

@@ -51,11 +51,13 @@ OnProgress = Callable[[str], None]
 def measure_products(device: torch.device, on_progress: OnProgress) -> list[Timing]:
     """Measure products of matrices of growing sizes, up to one that takes longer than MAX_SECONDS."""
     timings = []
+    sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
     for dtype in dtypes(device):
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        for size in GPU_SIZES if device.type == "cuda" else CPU_SIZES:
+        for size in sizes:
             on_progress(f"product of {size}² {dtype}")
-            seconds = repeat(runner(product(size, DTYPES[dtype], device), device))
+            call = product(size, DTYPES[dtype], device)
+            seconds = repeat(runner(call, device))
             timings.append(Timing(call="matmul", dtype=dtype, size=size, seconds=seconds))
             if min(seconds) > MAX_SECONDS:
                 break
@@ -68,7 +70,8 @@ def measure_copy(device: torch.device, on_progress: OnProgress) -> Timing:
     on_progress(f"copy of {size / MIB:g} MiB")
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-    seconds = repeat(runner(lambda: target.copy_(source), device))
+    run = runner(lambda: target.copy_(source), device)
+    seconds = repeat(run)
     return Timing(call="copy", dtype="bytes", size=size, seconds=seconds)
 
 
@@ -86,9 +89,10 @@ def measure_all_reduces(
             raise HarnessError(wrong)
         values.zero_()  # sums of sums would overflow
         seconds = repeat(all_reduce_run(values))
-        timings.append(
-            Timing(call="all-reduce", dtype="fp32", size=size, ranks=world_size, seconds=seconds)
+        timing = Timing(
+            call="all-reduce", dtype="fp32", size=size, ranks=world_size, seconds=seconds
         )
+        timings.append(timing)
     return timings
 
 
@@ -104,8 +108,8 @@ def all_reduce_run(values: torch.Tensor) -> Run:
         """Return the seconds of `calls` calls at the slowest rank."""
         dist.barrier()
         nanoseconds = round(run_here(calls) * 1e9)
-        slowest = -all_reduce_min(-nanoseconds)[0]  # the maximum
-        return slowest / 1e9
+        (smallest,) = all_reduce_min(-nanoseconds)  # that of the slowest rank
+        return -smallest / 1e9
 
     return run
 

@@ -28,15 +28,17 @@ def mfu_numbers(
         return {}
     hardware = record.environment.hardware
     numbers = {}
+    precision = record.trial.cell.axes.precision
     if record.device == "cuda":
-        vendor = vendor_peak(hardware, record.trial.cell.axes.precision)
+        vendor = vendor_peak(hardware, precision)
         if vendor:
             numbers["mfu"] = achieved / vendor
     machine = machines.get(machine_key(hardware, record.device))
     if machine is not None:
-        measured = machine.peak(DTYPE_OF_PRECISION[record.trial.cell.axes.precision])
+        measured = machine.peak(DTYPE_OF_PRECISION[precision])
         if measured and record.device == "cpu":  # the ranks of a node share the peak of its cores
-            measured /= max(Counter(rank.host for rank in ranks).values())
+            ranks_by_host = Counter(rank.host for rank in ranks)
+            measured /= max(ranks_by_host.values())
         if measured:
             numbers["mfu_measured"] = achieved / measured
     return numbers

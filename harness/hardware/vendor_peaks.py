@@ -90,5 +90,7 @@ def vendor_peak(hardware: Hardware, precision: str) -> float | None:
     names = set(hardware.gpus)
     if len(names) != 1:
         return None
-    peaks = VENDOR_PEAKS.get(names.pop().removeprefix("NVIDIA ").removeprefix("Tesla "), {})
+    (name,) = names
+    name = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    peaks = VENDOR_PEAKS.get(name, {})
     return peaks.get(DTYPE_OF_PRECISION[precision])

@@ -5,7 +5,6 @@ One tensor is read at a time, so the memory needed does not grow with the model'
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.analysis.rungs import TensorDistance
+from harness.analysis.rungs import TensorDistance, root_mean_square
 from harness.core.errors import HarnessError
 from harness.core.validation import finite
 from harness.reproduce.snapshot import list_snapshots
@@ -68,10 +67,11 @@ def distance(
     error = reference_error = scale = None
     is_finite = True
     if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
-        error = finite(_root_mean_square(tensor.double() - exact))
+        exact_values = exact.double().numpy()
+        error = finite(root_mean_square(tensor.double().numpy() - exact_values))
         is_finite = error is not None
-        reference_error = finite(_root_mean_square(reference.double() - exact))
-        scale = finite(_root_mean_square(exact))
+        reference_error = finite(root_mean_square(reference.double().numpy() - exact_values))
+        scale = finite(root_mean_square(exact_values))
     return TensorDistance(
         step=step,
         name=name,
@@ -89,14 +89,6 @@ def distance(
 def _name_of(dtype: torch.dtype) -> str:
     """Return what torch calls a type, without `torch.`."""
     return str(dtype).removeprefix("torch.")
-
-
-def _root_mean_square(values: Tensor) -> float:
-    """Return the root of the mean square in fp64, 0 of nothing."""
-    if not values.numel():
-        return 0.0
-    squares = torch.square(values.double())
-    return math.sqrt(float(torch.mean(squares)))
 
 
 def tensor_names(path: Path) -> list[str]:

@@ -23,8 +23,9 @@ from harness.records.numbers import RATES, final_name, metric_name
 from harness.records.record import Record, Status
 from harness.sweep.cell import Cell
 from harness.view.findings import conclusions, remarks
-from harness.view.parity import rung_badge
+from harness.view.parity import cell_rung
 from harness.view.run import checkpoint_notes, stop_note
+from harness.view.view import escape_markdown
 
 CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
 # MLflow's status for each of ours.
@@ -146,11 +147,12 @@ def cell_contents(
     metrics = {metric: float(f"{value:.6g}") for metric, value in metrics.items()}
     metrics["trials_done"] = len(cell_result.trials)
     metrics["trials_not_done"] = sum(cell_result.left_out.values())
+    rung = cell_rung(parity, cell)
     tags = {
         "harness.label": cell.label,
         "harness.planned": "yes",
         **_verdict_tags(result, cell),
-        "harness.parity": None if parity is None else _rung(parity, cell),
+        "harness.parity": None if rung is None else rung.text,
     }
     return RunContents(
         name=name,
@@ -241,14 +243,6 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
             tag = "harness.verdict"
         tags[tag] = verdict.label
     return tags
-
-
-def _rung(parity: SweepParity, cell: Cell) -> str | None:
-    """Return the rung of a cell, None of one that was not compared."""
-    if parity.is_reference(cell):
-        return "reference"
-    measured = parity.of(cell)
-    return None if measured is None else rung_badge(measured).text
 
 
 def sweep_description(result: SweepResult, records: Sequence[Record]) -> str:
@@ -389,14 +383,3 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def escape_markdown(text: str) -> str:
-    """Return a user's text on one line, without meaning to Markdown or HTML.
-
-    Labels of workloads and names of options are chosen by users: a tag would be rendered.
-    """
-    for letter in "\\|`*_[]":
-        text = text.replace(letter, f"\\{letter}")
-    text = text.replace("&", "&amp;").replace("<", "&lt;")
-    return " ".join(text.split())

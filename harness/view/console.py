@@ -69,10 +69,13 @@ class TerminalConsole(Console):
         if table.title and rows:
             self.say(table.title)
         unlimited = self.options.update(width=WIDEST)
-        options = self.options if self.is_terminal and not table.is_unlimited else unlimited
+        options = self.options
+        if table.is_unlimited or not self.is_terminal:
+            options = unlimited
         left_out: list[str] = []
         for column in table.optional:
-            if Measurement.get(self, unlimited, as_rich(rows)).maximum <= options.max_width:
+            width = Measurement.get(self, unlimited, as_rich(rows)).maximum
+            if width <= options.max_width:
                 break
             left_out.append(column)
             rows = table.drawn(left_out)
@@ -111,7 +114,8 @@ def as_text(line: Value, kind: Kind = "text") -> Text:
     """Return a line or a field as Rich draws it, without characters that a terminal obeys."""
     text = Text()
     for piece in pieces(line, kind):
-        text.append("".join(filter(_is_printable, piece.text)), style=STYLES[piece.look])
+        printable = "".join(filter(_is_printable, piece.text))
+        text.append(printable, style=STYLES[piece.look])
     return text
 
 
@@ -124,15 +128,18 @@ def as_rich(rows: Sequence[Sequence[Field]]) -> rich.table.Table:
     """Return a table as Rich draws it: texts wrap where it is too wide, numbers at blanks only."""
     drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in zip(*rows, strict=True):
+        title = column[0]
         words = " ".join(field.text for field in column).split()
+        longest_word = max(map(cell_len, words), default=0)
         drawn.add_column(
-            Text(column[0].column),
-            justify="right" if column[0].is_number else "left",
-            min_width=min(LONGEST_WORD, max(map(cell_len, words), default=0)),
+            Text(title.column),
+            justify="right" if title.is_number else "left",
+            min_width=min(LONGEST_WORD, longest_word),
             overflow="fold",
         )
     for row in rows:
-        drawn.add_row(*(as_text(field.value, field.kind) for field in row))
+        texts = [as_text(field.value, field.kind) for field in row]
+        drawn.add_row(*texts)
     return drawn
 
 
@@ -155,8 +162,8 @@ def _jsonable(value: Any) -> Any:
         value = {"id": value.id, "cell": value.cell, "seed": value.seed}
     elif is_dataclass(value) and not isinstance(value, type):
         answers = [name for name in ANSWERS if hasattr(type(value), name)]
-        names = [*(field.name for field in fields(value)), *answers]
-        value = {name: getattr(value, name) for name in names}
+        names = [field.name for field in fields(value)]
+        value = {name: getattr(value, name) for name in [*names, *answers]}
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

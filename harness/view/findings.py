@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import NOT_INTERLEAVED, is_throughput
@@ -91,10 +92,11 @@ def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
             block = f"seed {record.trial.seed}"
             if record.trial.repeat:
                 block += f" repeat {record.trial.repeat}"
-            loads.setdefault(block, []).append(load)
+            of_block = loads.setdefault(block, [])
+            of_block.append(load)
     if not loads:
         return
-    means = {block: sum(of_block) / len(of_block) for block, of_block in loads.items()}
+    means = {block: fmean(of_block) for block, of_block in loads.items()}
     by_load = sorted(means, key=means.__getitem__)
     lowest, highest = by_load[0], by_load[-1]
     low, high = means[lowest], means[highest]
@@ -125,7 +127,8 @@ def _mixture_remarks(cells: Sequence[CellResult]) -> Iterator[str]:
     counts: Counter[str] = Counter()
     for cell in cells:
         for name, values in cell.mixed.items():
-            counts[f"{name}: {' and '.join(map(shown, values))}"] += 1
+            mixture = " and ".join(map(shown, values))
+            counts[f"{name}: {mixture}"] += 1
     for text, count in counts.items():
         yield f"The means of {counted(count, 'cell')} are over trials of different {text}."
 
@@ -151,7 +154,8 @@ def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterat
     for record in records:
         if record.settled is False:
             cell = record.trial.cell
-            unsettled[names.get(cell.id, cell.label)] += 1
+            name = names.get(cell.id, cell.label)
+            unsettled[name] += 1
     if unsettled:
         cells = listed(list(unsettled), MAX_NAMES)
         trials = counted(unsettled.total(), "trial")
@@ -189,7 +193,9 @@ def _clock_remarks(records: Sequence[Record]) -> Iterator[str]:
     for record in records:
         lowest = record.numbers.get("gpu_sm_clock_lowest_mhz")
         highest = record.numbers.get("gpu_sm_clock_highest_mhz")
-        if record.status == "done" and lowest and highest and highest / lowest > 1 + MOVING_CLOCK:
+        if record.status != "done" or not lowest or not highest:
+            continue
+        if highest / lowest > 1 + MOVING_CLOCK:
             moved.append(f"{lowest:,.0f} to {highest:,.0f} MHz")
     if moved:
         yield (

@@ -30,7 +30,8 @@ def doctor_view(cluster: str, checks: Sequence[Check]) -> View:
     """
     table = Table(["", "check", "found"])
     for check in checks:
-        table.add_row(MARKS["passed" if check.passed else "problem"], check.name, check.detail)
+        mark = MARKS["passed" if check.passed else "problem"]
+        table.add_row(mark, check.name, check.detail)
     passed = all(check.passed for check in checks)  # one that was not made has not passed
     result = {"cluster": cluster, "passed": passed, "checks": checks}
     return View(result=result, tables=[table], exit_code=int(not passed))
@@ -49,7 +50,8 @@ def peaks_view(machine: Machine, path: Path) -> View:
         table.add_row(_call_name(timing), best, worst, unit)
     title = f"{machine.key} · torch {machine.software.torch}"
     lines = [f"record: {path}", "harness show compares cells with these peaks"]
-    return View(result=machine, heading=[Styled(title, "strong")], tables=[table], lines=lines)
+    heading = [Styled(title, "strong")]
+    return View(result=machine, heading=heading, tables=[table], lines=lines)
 
 
 def _call_name(timing: Timing) -> str:
@@ -87,27 +89,31 @@ def rates_view(cells: Sequence[CellRates]) -> View:
     for cell in cells:
         spread: Value = "the loss never fell"
         if cell.suggested is not None:
-            spread = f"{cell.suggestions[0]:.2g} to {cell.suggestions[-1]:.2g}"
-        table.add_row(cell.label, cell.curves[0].current, cell.suggested, spread)
+            low, high = cell.suggestions[0], cell.suggestions[-1]
+            spread = f"{low:.2g} to {high:.2g}"
+        current = cell.curves[0].current
+        table.add_row(cell.label, current, cell.suggested, spread)
     return View(result=cells, tables=[table])
 
 
 def export_view(export: TrialExport, folder: TrialFolder) -> View:
     """Return the models in a trial's folder, how far they are from eager mode, and their latencies."""
     columns = ["format", "size", "difference", "allowed", "batch", "p50 ms", "p95 ms"]
-    kinds: dict[str, Kind] = {**dict.fromkeys(columns[2:], "number"), "size": "bytes"}
+    kinds: dict[str, Kind] = dict.fromkeys(columns[2:], "number")
+    kinds["size"] = "bytes"
     table = Table(columns, kinds)
     lines = []
     for model in export.models:
-        parity = [model.parity.largest_difference, model.parity.tolerance]
+        parity = model.parity
         for latency in model.latencies:
             times = [latency.batch_size, latency.p50_ms, latency.p95_ms]
-            table.add_row(model.format, model.bytes, *parity, *times)
+            difference = (parity.largest_difference, parity.tolerance)
+            table.add_row(model.format, model.bytes, *difference, *times)
         path = folder.exported_model(model.format)
-        metric = model.parity.exported_metrics.get(export.target)
+        metric = write(parity.exported_metrics.get(export.target), "metric")
         lines.append(
             f"{model.format}: {path}, inputs {', '.join(model.inputs)}; {export.target}"
-            f" {write(metric, 'metric')} over {model.parity.samples:,} samples"
+            f" {metric} over {parity.samples:,} samples"
         )
     heading: list[str | Styled] = [Styled(export.trial, "strong"), f" step {export.step}"]
     return View(result=export, heading=[heading], tables=[table], lines=lines)

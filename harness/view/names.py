@@ -26,7 +26,8 @@ def axis_level(axis: str, value: Any) -> str:
 
 def axis_levels(levels: Mapping[str, Any]) -> str:
     """Return levels of axes as short as they are clear: `bf16 with num_workers=2`."""
-    return " with ".join(axis_level(axis, value) for axis, value in levels.items())
+    texts = [axis_level(axis, value) for axis, value in levels.items()]
+    return " with ".join(texts)
 
 
 def cell_name(cell: Cell, axes: Sequence[str]) -> str:
@@ -51,7 +52,8 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
     """
     by_workload: dict[str, dict[str, Cell]] = {}
     for cell in cells:
-        by_workload.setdefault(cell.workload.label, {})[cell.id] = cell
+        of_workload = by_workload.setdefault(cell.workload.label, {})
+        of_workload[cell.id] = cell
     names = {}
     for workload, of_workload in by_workload.items():
         axes = naming_axes(list(of_workload.values()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from harness.core.import_path import ROOT
@@ -54,7 +55,8 @@ def environment_table(records: Sequence[Record]) -> Table:
             continue
         for name, value in environment_fields(record.environment).items():
             if value not in ("", None):
-                values.setdefault(name, {})[as_text(value)] = None
+                texts = values.setdefault(name, {})
+                texts[as_text(value)] = None
     table = Table(["setting", "value"])
     for name, different in values.items():
         table.add_row(name, listed(list(different)))
@@ -68,16 +70,19 @@ def recipe(
 
     They have the user's code, the harness and the packages of the trial that ended last.
     """
-    by_end = sorted(records, key=lambda record: record.ended)
+    by_end = sorted(records, key=attrgetter("ended"))
     environments = [record.environment for record in by_end if record.environment]
     environment = repository = code = None
     if environments:
         environment = environments[-1]
-        repository, code = environment.repository, environment.code
+        repository = environment.repository
+        code = environment.code
     commands, warnings = _checkout(sweep, repository, folder)
-    if code is not None and code.commit and (not repository or code.commit != repository.commit):
+    user_commit = None if repository is None else repository.commit
+    if code is not None and code.commit and code.commit != user_commit:
         changes = ", which had uncommitted changes" if code.dirty else ""
-        commands += [f"# in a checkout of the harness{changes}", f"git checkout {code.commit}"]
+        commands.append(f"# in a checkout of the harness{changes}")
+        commands.append(f"git checkout {code.commit}")
     if any(other.repository != repository for other in environments):
         warnings.append("The trials ran on several commits; the commands use the last one.")
     results = Results(folder.path.parent.parent)
@@ -137,7 +142,9 @@ def _run_command(sweep: Sweep, records: Sequence[Record]) -> str:
         source = sweep.source.stem
     command = ["harness", "run", source, *sweep.options]
     # `--until` adds repeats.
-    repeats = max(sweep.repeats, *(record.trial.repeat + 1 for record in records))
-    if repeats > 1 and not any(text.startswith("repeats=") for text in sweep.options):
+    last_repeat = max(record.trial.repeat for record in records)
+    repeats = max(sweep.repeats, last_repeat + 1)
+    are_set = any(text.startswith("repeats=") for text in sweep.options)
+    if repeats > 1 and not are_set:
         command += ["--set", f"repeats={repeats}"]
     return shlex.join(command)

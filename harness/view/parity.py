@@ -6,6 +6,7 @@ from harness.analysis.cells import naming_axes
 from harness.analysis.parity import CellParity, FirstDifference, Reference, SweepParity
 from harness.analysis.rungs import TensorDistance
 from harness.core.text import counted
+from harness.sweep.cell import Cell
 from harness.view.names import cell_name
 from harness.view.value import Styled, styled, three_digits
 from harness.view.view import Table, View
@@ -47,8 +48,10 @@ def parity_table(parity: SweepParity, reference: Reference) -> Table:
         differing = cell.failure or ", ".join(cell.differing) or None
         if cell.by_design:
             differing = f"other {', '.join(cell.by_design)}"
+        axes = naming_axes([reference.cell, cell.cell])
+        name = cell_name(cell.cell, axes) or cell.cell.label
         table.add_row(
-            cell_name(cell.cell, naming_axes([reference.cell, cell.cell])) or cell.cell.label,
+            name,
             rung_badge(cell),
             _moment(cell.first_difference),
             differing,
@@ -67,6 +70,16 @@ def rung_badge(cell: CellParity) -> Styled:
     return styled(cell.rung or "can't tell")
 
 
+def cell_rung(parity: SweepParity | None, cell: Cell) -> Styled | None:
+    """Return how alike a cell computes to its reference, None where that was not measured."""
+    if parity is None:
+        return None
+    if parity.is_reference(cell):
+        return styled("reference")
+    measured = parity.of(cell)
+    return None if measured is None else rung_badge(measured)
+
+
 def _moment(difference: FirstDifference | None) -> str | None:
     """Return where two trials diverge: `step 2, all-reduce`."""
     if difference is None:
@@ -82,7 +95,8 @@ def relative_error(distance: TensorDistance | None) -> str | None:
         return None
     if distance.reference_error == 0:
         return f"{distance.error:.2g}"
-    return f"{three_digits(distance.error / distance.reference_error)}×"
+    ratio = distance.error / distance.reference_error
+    return f"{three_digits(ratio)}×"
 
 
 def over_seeds(cell: CellParity) -> str | None:

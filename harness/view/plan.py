@@ -74,7 +74,8 @@ def plan_view(sweep: Sweep, estimates: Mapping[str, float]) -> View:
     repeats = counted(sweep.repeats, "repeat")
     lines.append(f"{cells}, seeds {seeds}, {repeats}: {counted(trial_count, 'trial')}")
     # Only the duration needs the trials, of which there may be a hundred thousand.
-    lines.append(describe_duration(sweep.trials() if estimates else [], estimates))
+    trials = sweep.trials() if estimates else []
+    lines.append(describe_duration(trials, estimates))
     left_out = Counter((point.rule, point.reason) for point in sweep.excluded)
     for (rule, reason), count in left_out.most_common():
         lines.append(f"left out by {rule}: {reason}: {count:,}")
@@ -98,7 +99,8 @@ def plan_to_json(sweep: Sweep, estimates: Mapping[str, float]) -> dict[str, Any]
         }
         cells.append(ids | asdict(cell))
     trials = [trial.id for trial in sweep.trials()]
-    return asdict(replace(sweep.whole(), cells=[])) | {"cells": cells, "trials": trials}
+    content = asdict(replace(sweep.whole(), cells=[]))
+    return content | {"cells": cells, "trials": trials}
 
 
 def conflict_lines(sweep: Sweep) -> list[str]:
@@ -166,7 +168,8 @@ def axes_view() -> View:
         default = ""
         if axis in DEFAULTS:
             default = f"  default {axis_value(DEFAULTS[axis])}"
-        table.add_row(axis, [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"])
+        values = [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"]
+        table.add_row(axis, values)
     # Axes whose names are not the harness's own.
     table.add_row(
         f"{PREFIX}NAME",
@@ -178,7 +181,8 @@ def axes_view() -> View:
 
 def _describe_type(kind: Any) -> str:
     """Return what a type allows, in words: `a list of 1, …`, `tiny, small, base or null`."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Annotated:
         for bounds in arguments[1:]:
             if isinstance(bounds, Meta) and bounds.ge is not None:
@@ -192,7 +196,8 @@ def _describe_type(kind: Any) -> str:
         return ", ".join(map(axis_value, arguments))
     if origin in (tuple, list) and arguments:
         return f"a list of {_describe_type(arguments[0])}"
-    return PLAIN_TYPES.get(kind, getattr(kind, "__name__", str(kind)))
+    name = getattr(kind, "__name__", str(kind))
+    return PLAIN_TYPES.get(kind, name)
 
 
 def workloads_view(workloads: Mapping[str, Declaration]) -> View:
@@ -200,9 +205,9 @@ def workloads_view(workloads: Mapping[str, Declaration]) -> View:
     columns = ["workload", "batch_size", "options", "data sources"]
     table = Table(columns, {"batch_size": "count"})
     for name, declaration in workloads.items():
-        options = [field.name for field in fields(declaration.options)]
+        options = ", ".join(field.name for field in fields(declaration.options))
         sources = ", ".join(_sources(declaration))
-        table.add_row(name, declaration.batch_size, ", ".join(options), sources)
+        table.add_row(name, declaration.batch_size, options, sources)
     more = "harness workloads NAME, or file.py:Class, shows what each setting allows"
     return View(tables=[table], lines=[more])
 
@@ -224,7 +229,8 @@ def _sources(declaration: Declaration) -> dict[str, Any]:
     members = list(filter(is_dataclass, get_args(declaration.data)))
     sources = {}
     for kind in members or [declaration.data]:
-        sources[str(getattr(kind, SOURCE, ""))] = kind
+        source = getattr(kind, SOURCE, "")
+        sources[str(source)] = kind
     return sources
 
 
@@ -241,5 +247,6 @@ def _add_settings(table: Table, section: str, kind: Any) -> None:
         if default is not MISSING:
             shown = json.loads(json.dumps(default, default=str))
             text = f"  default {axis_value(shown) or repr('')}"
-        allowed: Value = [_describe_type(hints[declared.name]), Styled(text, "quiet")]
+        kind_text = _describe_type(hints[declared.name])
+        allowed: Value = [kind_text, Styled(text, "quiet")]
         table.add_row(f"{section}.{declared.name}", allowed)

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -62,7 +63,8 @@ def losses(record: Record) -> Curve:
     for step, loss in enumerate(losses, start=1):
         if step >= next_step and not math.isnan(loss):
             curve[step] = float(loss)
-            next_step = every * math.floor(step / every) + every
+            passed = math.floor(step / every)
+            next_step = every * passed + every
     return curve
 
 
@@ -71,7 +73,10 @@ def metrics(record: Record) -> Curve:
     if record.rank0 is None:
         return {}
     target = record.rank0.target.name
-    return {evaluation.step: evaluation.metrics[target] for evaluation in record.rank0.evaluations}
+    curve = {}
+    for evaluation in record.rank0.evaluations:
+        curve[evaluation.step] = evaluation.metrics[target]
+    return curve
 
 
 def plot(
@@ -89,10 +94,11 @@ def plot(
     lines: dict[tuple[tuple[float, ...], ...], list[int]] = {}  # cells by their steps and values
     for number, records in enumerate(cells.values()):
         curves = list(map(read, records))
-        common = sorted(set(curves[0]).intersection(*curves)) if curves else []
-        if len(common) > 1:
-            values = [tuple(curve[step] for step in common) for curve in curves]
-            lines.setdefault((tuple(common), *values), []).append(number)
+        steps = sorted(set(curves[0]).intersection(*curves)) if curves else []
+        if len(steps) > 1:
+            values = [tuple(map(curve.__getitem__, steps)) for curve in curves]
+            cells_of_line = lines.setdefault((tuple(steps), *values), [])
+            cells_of_line.append(number)
     if not lines:
         return None
     from matplotlib.figure import Figure
@@ -104,12 +110,14 @@ def plot(
     # Those of the fastest cells: more lines can't be told apart.
     for color, ((steps, *trials), numbers) in zip(COLORS, lines.items(), strict=False):
         columns = list(zip(*trials, strict=True))
-        mean = [sum(column) / len(column) for column in columns]
+        mean = list(map(fmean, columns))
         axes.plot(steps, mean, color=color, linewidth=1.1)
         if len(trials) > 1 and len(lines) <= MOST_RANGES:
-            low, high = list(map(min, columns)), list(map(max, columns))
+            low = list(map(min, columns))
+            high = list(map(max, columns))
             axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-        legend.append((color, " = ".join(map(names.__getitem__, numbers))))
+        equal_cells = [names[number] for number in numbers]
+        legend.append((color, " = ".join(equal_cells)))
     axes.set_xlabel("step", fontsize=9, color=INK)
     axes.set_ylabel(y_label, fontsize=9, color=INK)
     axes.tick_params(labelsize=8.5, colors=INK, which="both")
@@ -138,4 +146,5 @@ def _svg(figure: Figure, label: str) -> Markup:
         warnings.simplefilter("ignore")
         figure.savefig(content, format="svg", metadata=no_metadata)
     drawing = content.getvalue().partition("<svg")[2]
-    return Markup('<svg role="img" aria-label="{}"').format(label) + Markup(drawing)
+    start = Markup('<svg role="img" aria-label="{}"').format(label)
+    return start + Markup(drawing)

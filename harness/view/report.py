@@ -63,7 +63,8 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         curves.append(plots.plot(label, target, done, plots.metrics))
         attribution = by_workload.get(label)
         # The effect of a single axis is what the verdicts on its cells say.
-        if attribution is not None and len(naming_axes([cell.cell for cell in cells])) > 1:
+        axes = naming_axes([cell.cell for cell in cells])
+        if attribution is not None and len(axes) > 1:
             effects.append(effects_table(label, attribution))
     failures = origin.troubles(records, folder)
     commands, warnings = origin.recipe(sweep, records, folder)
@@ -75,8 +76,9 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    css, _, _ = loader.get_source(templates, "report.css")
     return templates.get_template("report.html").render(
-        style=Markup(loader.get_source(templates, "report.css")[0]),
+        style=Markup(css),
         sweep=sweep,
         overview=_overview(recorded, result),
         sentences=conclusions(result),
@@ -112,9 +114,11 @@ def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
     counts["unreadable"] = len(recorded.unreadable)
     counts["of other code or settings"] = recorded.other_count
     trials = [f"{count} {status}" for status, count in counts.items() if count]
-    trials.append(counted(len(shown_seeds(sweep, records)), "seed"))
+    seeds = shown_seeds(sweep, records)
+    trials.append(counted(len(seeds), "seed"))
+    workloads = counted(len(result.workloads), "workload")
     return {
-        "cells": f"{len(result.cells):,} of {counted(len(result.workloads), 'workload')}",
+        "cells": f"{len(result.cells):,} of {workloads}",
         "trials": ", ".join(trials),
         "measured": f"{moment}, in {duration(ended - started)}",
         "on": "; ".join(hardware) or "unknown hardware",
@@ -129,15 +133,18 @@ def drawing_of(table: Table) -> Callable[[float], float]:
     drawn = [1.0]
     for value in itertools.chain.from_iterable(table.rows):
         if isinstance(value, Effect) and 0 < value.value < math.inf:
-            for end in (value.value, *(value.bounds or ())):
+            bounds = value.bounds or ()
+            for end in (value.value, *bounds):
                 if 1 / REACH <= end / value.value <= REACH:
                     drawn.append(end)
-    low, high = math.log(min(drawn)), math.log(max(drawn))
+    low = math.log(min(drawn))
+    high = math.log(max(drawn))
     margin = max(high - low, 0.02) / 20
+    length = high - low + 2 * margin
 
     def place(value: float) -> float:
         """Return where a ratio is; one beyond the scale is at its end."""
         inside = min(max(value, math.exp(low)), math.exp(high))
-        return 100 * (math.log(inside) - low + margin) / (high - low + 2 * margin)
+        return 100 * (math.log(inside) - low + margin) / length
 
     return place

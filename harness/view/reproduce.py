@@ -172,8 +172,8 @@ def differing_settings(a: Cell, b: Cell) -> list[str]:
     differing = []
     for name in axis_names([a, b]):
         if a.level(name) != b.level(name):
-            levels = f"{axis_value(a.level(name))}, {axis_value(b.level(name))}"
-            differing.append(f"{name} ({levels})")
+            level_a, level_b = axis_value(a.level(name)), axis_value(b.level(name))
+            differing.append(f"{name} ({level_a}, {level_b})")
     if a.workload.identity != b.workload.identity:
         differing.append(f"workload ({a.workload.label}, {b.workload.label})")
     return differing
@@ -213,10 +213,9 @@ def verdict_view(verdict: ReproductionVerdict, folder: Path) -> View:
     lines.append(f"records: {folder}")
     table = Table(["condition", "recorded", "here"])
     for condition in conditions:
-        recorded, here = shown(condition.a), shown(condition.b)
-        table.add_row(
-            condition.field, one_line(recorded, LONGEST_VALUE), one_line(here, LONGEST_VALUE)
-        )
+        recorded = one_line(shown(condition.a), LONGEST_VALUE)
+        here = one_line(shown(condition.b), LONGEST_VALUE)
+        table.add_row(condition.field, recorded, here)
     return View(result=verdict, tables=[table], lines=lines, exit_code=verdict.exit_code)
 
 
@@ -240,7 +239,8 @@ def trial_line(trial: TrialVerdict) -> str:
         text += f"; runs in double precision can't judge it: {agreement.fp64_problem}"
     difference = agreement.first_difference
     if difference is not None:
-        again, recorded = shown(difference.again), shown(difference.recorded)
+        again = shown(difference.again)
+        recorded = shown(difference.recorded)
         text += (
             f"; first in {difference.subject}{_at_step(difference)} ({again}, recorded {recorded})"
         )

@@ -81,7 +81,8 @@ class RunView(TrialListener):
         is_first = self.progress.tasks[0].total is None
         self.planned_count += len(pending)
         self.progress.update(self.bar, total=self.planned_count)
-        text = f": {counted(len(pending), 'trial')} of {counted(len(self.sweep.cells), 'cell')}"
+        trials = counted(len(pending), "trial")
+        text = f": {trials} of {counted(len(self.sweep.cells), 'cell')}"
         if finished:
             text += f", {len(finished)} already there"
         if pending and self.estimates is not None:
@@ -91,7 +92,8 @@ class RunView(TrialListener):
             return
         for line in conflict_lines(self.sweep.whole()):
             self.console.say(line)
-        if pending and self.profile is not None and self.profile.validity.contention is not None:
+        validity = None if self.profile is None else self.profile.validity
+        if pending and validity is not None and validity.contention is not None:
             for line in busy_lines(pending):
                 self.on_message(line)
 
@@ -128,7 +130,8 @@ class RunView(TrialListener):
         """
         number = self.numbers.setdefault(record.trial.id, len(self.numbers) + 1)
         self.progress.update(self.bar, completed=len(self.numbers))
-        self.console.say(trial_line(record, folder, number, self.planned_count), wraps=False)
+        line = trial_line(record, folder, number, self.planned_count)
+        self.console.say(line, wraps=False)
         if not self.has_advised and is_contended(record):
             self.has_advised = True
             self.on_message(f"other programs use the cores, and trials run again: {QUIET_MACHINE}")
@@ -165,7 +168,8 @@ def busy_lines(pending: Sequence[Trial]) -> list[str]:
     wanted = max(trial.cell.axes.world_size for trial in pending)
     load = load_of_others()
     # One more core than they lack: this command's own processes count too.
-    if load is None or load <= max(0, cores - wanted) + 1:
+    idle_cores = max(0, cores - wanted)
+    if load is None or load <= idle_cores + 1:
         return []
     return [f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"]
 
@@ -201,9 +205,8 @@ def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> 
         notes.append(stop)
     notes += checkpoint_notes(record)
     notes += record.notes
-    details = Styled(
-        "\n    ".join([f" ({duration(record.ended - record.started)})", *notes]), "quiet"
-    )
+    seconds = duration(record.ended - record.started)
+    details = Styled("\n    ".join([f" ({seconds})", *notes]), "quiet")
     if record.violations:
         return [Styled("!", "invalid"), *heading, Styled("invalid: ", "invalid"), numbers, details]
     return [Styled("✓", "better"), *heading, numbers, details]

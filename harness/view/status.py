@@ -62,9 +62,7 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
         step = speed = ""
         if trial.step is not None:
             step = f"{trial.step:,}"
-            if (
-                trial.steps is not None
-            ):  # a script that ends when it likes has no number of steps to come
+            if trial.steps is not None:  # a script that ends when it likes has no such number
                 step += f"/{trial.steps:,}"
         if trial.throughput:
             speed = f"{trial.throughput:,.0f} {trial.throughput_unit}"

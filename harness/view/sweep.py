@@ -15,7 +15,7 @@ from harness.statistics.verdict import MetricVerdict
 from harness.sweep.cell import ThroughputUnit
 from harness.view.findings import conclusions, remarks
 from harness.view.names import axis_levels, cell_names
-from harness.view.parity import rung_badge
+from harness.view.parity import cell_rung
 from harness.view.value import LOOKS, Effect, Kind, Styled, Value, effect_of, styled, write
 from harness.view.view import Table, View
 
@@ -88,7 +88,9 @@ def sweep_view(
 def common_unit(cells: Iterable[CellResult]) -> ThroughputUnit:
     """Return the unit of a column of throughputs: steps/s if no cell has its samples counted."""
     units = {cell.throughput_unit for cell in cells if cell.trials}
-    return "steps/s" if units == {"steps/s"} else "samples/s"
+    if units == {"steps/s"}:
+        return "steps/s"
+    return "samples/s"
 
 
 def cells_table(
@@ -129,7 +131,7 @@ def cells_table(
         row = [names[id_], id_ if wide else None, cell.throughput, speed, verdict]
         row.append(_metric(result, cell))
         row += [cell.numbers.get(name) for name, _ in numbers.values()]
-        row += [scaling.get(id_), _rung(parity, cell)]
+        row += [scaling.get(id_), cell_rung(parity, cell.cell)]
         row.append(_trial_counts(cell) if has_trials else None)
         table.add_row(*row)
     return table
@@ -161,18 +163,6 @@ def _metric(result: SweepResult, cell: CellResult) -> Value:
     return pieces
 
 
-def _rung(parity: SweepParity | None, cell: CellResult) -> Value:
-    """Return how alike a cell computes to its reference, None where that was not measured."""
-    if parity is None:
-        return None
-    if parity.is_reference(cell.cell):
-        return styled("reference")
-    measured = parity.of(cell.cell)
-    if measured is None:
-        return None
-    return rung_badge(measured)
-
-
 def _trial_counts(cell: CellResult) -> Styled:
     """Return how many of a cell's trials are done, and the worst status among them."""
     counts = f"{len(cell.trials)}/{cell.planned}"
@@ -193,7 +183,8 @@ def effects_table(label: str, attribution: Attribution) -> Table:
         word = "faster" if effect.ratio > 1 else "slower"
         if not effect.is_certain:
             word = "not certain"
-        levels, reference = axis_levels(effect.levels), axis_levels(effect.reference)
+        levels = axis_levels(effect.levels)
+        reference = axis_levels(effect.reference)
         ratio = Effect(effect.ratio, (effect.low, effect.high))
         table.add_row(levels, reference, ratio, styled(word))
     return table

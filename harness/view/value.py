@@ -65,7 +65,9 @@ class Effect:
         """Return `1.13× (1.10 to 1.16)`, `-5.0% (-6.0% to -4.0%)`, or `+0.0012 (+0.0001 to +0.0023)`."""
         is_fine = self.bounds is not None and self.bounds[1] - self.bounds[0] < FINE
         digits = 3 if is_fine else 2
-        written = f"{self._write(self.value, digits)}{'×' * (self.scale == 'ratio')}"
+        written = self._write(self.value, digits)
+        if self.scale == "ratio":
+            written += "×"
         if self.bounds is None:
             return written
         low, high = self.bounds
@@ -178,4 +180,7 @@ def effect_of(verdict: MetricVerdict) -> Effect:
     bounds = verdict.interval
     if verdict.estimate.count < FEWEST_VALUES and verdict.outcome == "inconclusive":
         bounds = None
-    return Effect(verdict.effect, bounds, "ratio" if verdict.metric.relative else "difference")
+    scale: Literal["ratio", "difference"] = "difference"
+    if verdict.metric.relative:
+        scale = "ratio"
+    return Effect(verdict.effect, bounds, scale)

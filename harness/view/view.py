@@ -70,7 +70,8 @@ class Table:
             fields = []
             for column, value in zip(self.columns, row, strict=True):
                 if column in full:
-                    fields.append(Field(column, self.kinds.get(column, "text"), value))
+                    kind = self.kinds.get(column, "text")
+                    fields.append(Field(column, kind, value))
             rows.append(fields)
         return rows
 
@@ -117,5 +118,6 @@ def escape_markdown(text: str) -> str:
 
     A comment is written by somebody whom GitHub lets mention everybody.
     """
-    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", one_line(text, LONGEST_TEXT))
+    line = one_line(text, LONGEST_TEXT)
+    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", line)
     return re.sub(r"[@#]", lambda match: match[0] + ZERO_WIDTH_SPACE, escaped)
