@@ -108,8 +108,7 @@ class StreamSamples:
     def begin_epoch(self, seed: int) -> None:
         """Have the stream read anew from its beginning, unless it has this seed already."""
         if seed != self._seed:
-            self._seed = seed
-            self._stream = None
+            self._seed, self._stream = seed, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have pickle leave out the open stream, which is no state of a training."""
@@ -125,8 +124,7 @@ class StreamSamples:
     def _sample(self, index: int) -> Any:
         """Return one sample; raises ValueError for a stream that ends before it."""
         if self._stream is None or index < self._position:
-            self._stream = iter(self._read(self._seed))
-            self._position = 0
+            self._stream, self._position = iter(self._read(self._seed)), 0
         for sample in self._stream:
             self._position += 1
             if self._position == index + 1:
@@ -319,10 +317,7 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     if workload_class.loss is Workload.loss:
         missing.add("loss")
     pair = {"evaluate", "metrics"}
-    own = set()
-    for name in pair:
-        if getattr(workload_class, name) is not getattr(Workload, name):
-            own.add(name)
+    own = {name for name in pair if getattr(workload_class, name) is not getattr(Workload, name)}
     if len(own) == 1:
         missing |= pair - own
     return sorted(missing)
@@ -349,8 +344,7 @@ class Classifier(Workload):
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return cross-entropy, predicted class and label of each sample, shape (samples, 3)."""
-        logits = self.logits(model, batch)
-        labels = batch[-1]
+        logits, labels = self.logits(model, batch), batch[-1]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         losses = nn.functional.cross_entropy(logits, labels, reduction="none")
         predicted = logits.argmax(1)
@@ -413,8 +407,7 @@ class DatasetSamples:
         samples = []
         for index in indices:
             before_sample(int(index))
-            row = self._rows[index]
-            samples.append(self._dataset[row])
+            samples.append(self._dataset[self._rows[index]])
         batch = self._collate(samples)
         if isinstance(batch, Tensor):
             return (batch,)

@@ -131,8 +131,7 @@ def relative_name(uses: str, base: Path) -> str:
     """
     location, class_name = _resolve(uses)
     path = base / Path(location).expanduser()
-    path = path.parent.resolve() / path.name
-    root = base.resolve()
+    path, root = path.parent.resolve() / path.name, base.resolve()
     if not location.endswith(".py") or not path.is_relative_to(root):
         return uses
     name = path.relative_to(root).as_posix()

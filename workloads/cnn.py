@@ -105,8 +105,7 @@ class CNN(ImageClassifier):
 
             3 * (sum over layers of forward) - forward of the first convolution
         """
-        height, width = self.image_size
-        channels = self.options.width
+        (height, width), channels = self.image_size, self.options.width
         first = 2 * KERNEL**2 * channels * height * width
         halved = (height // 2) * (width // 2)
         second = 2 * KERNEL**2 * channels * 2 * channels * halved

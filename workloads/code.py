@@ -95,8 +95,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
 
 def _module_name(file: Path, folders: list[str]) -> str:
     """Return the name of a file as a module of its package, whose own folder is searched from now on."""
-    name = file.stem
-    folder = file.parent
+    name, folder = file.stem, file.parent
     while (folder / "__init__.py").is_file():
         name = f"{folder.name}.{name}"
         folder = folder.parent

@@ -219,8 +219,7 @@ class DistilBert(Classifier):
         on the others in its batch.
         """
         lengths = self.samples["train"].lengths.double()
-        t = float(lengths.mean())
-        t2 = float(lengths.square().mean())
+        t, t2 = float(lengths.mean()), float(lengths.square().mean())
         d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
         head = 2 * d**2 + 2 * d * len(self.classes)

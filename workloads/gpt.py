@@ -233,8 +233,7 @@ class GPT(Workload):
         kernels may compute the masked half of the scores, or scores again in backward, is no work
         of the model.
         """
-        shape = self.options.shape
-        t = self.data.sequence
+        shape, t = self.options.shape, self.data.sequence
         d, f, v = shape.width, shape.feedforward, shape.vocabulary
         layer = 8 * t * d**2 + 2 * d * t * (t + 1) + 6 * t * d * f
         return 3.0 * (shape.layers * layer + 2 * t * d * v)

@@ -41,8 +41,7 @@ def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records by the id of their cell, in their order."""
     by_cell: dict[str, list[Record]] = {}
     for record in records:
-        of_cell = by_cell.setdefault(record.trial.cell.id, [])
-        of_cell.append(record)
+        by_cell.setdefault(record.trial.cell.id, []).append(record)
     return by_cell
 
 

@@ -92,8 +92,7 @@ class Rules:
 
     def limits(self, cell: Cell) -> tuple[float, float]:
         """Return the min_effect and the accuracy_margin of a cell."""
-        default = (self.min_effect, self.accuracy_margin)
-        return self.overrides.get(cell.id, default)
+        return self.overrides.get(cell.id, (self.min_effect, self.accuracy_margin))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +130,7 @@ class Match:
     def has_other_lanes(self) -> bool:
         """Whether the two cells' trials ran next to different numbers of others."""
         trials = (*self.a.measured_trials, *self.b.measured_trials)
-        lanes = {trial.lanes for trial in trials}
-        return len(lanes) > 1
+        return len({trial.lanes for trial in trials}) > 1
 
 
 def is_throughput(question: Question) -> bool:
@@ -198,8 +196,7 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
             )
         for key, cell in cells_a.items():
             if key in cells_b:
-                match = Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name)
-                matches.append(match)
+                matches.append(Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name))
             else:
                 missing.append(f"{cell.cell.label}: only in {a.name}")
         for key, cell in cells_b.items():
@@ -249,8 +246,7 @@ def _match_with_first(side: Side, across: Collection[str]) -> list[Match]:
         key = matching_key(cell.cell, across)
         reference = first.setdefault(key, cell)
         if reference is not cell:
-            match = Match(a=reference, b=cell, a_side=side.name, b_side=side.name)
-            matches.append(match)
+            matches.append(Match(a=reference, b=cell, a_side=side.name, b_side=side.name))
     return matches
 
 
@@ -313,9 +309,7 @@ def setting_differences(
     other_settings = identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        value = settings.get(name, ABSENT)
-        other_value = other_settings.get(name, ABSENT)
-        is_equal = value == other_value
+        is_equal = settings.get(name, ABSENT) == other_settings.get(name, ABSENT)
         if is_equal or _is_across(name, across):
             continue
         if not is_setting(name) or name in cell.workload.file_digests:
@@ -380,8 +374,7 @@ def _judge_matches(
     verdicts = iter(judge(questions))
     judged = []
     for match, count in zip(matches, counts, strict=True):
-        of_match = list(islice(verdicts, count))
-        judged.append(replace(match, verdicts=of_match))
+        judged.append(replace(match, verdicts=list(islice(verdicts, count))))
     return CellComparison(
         matches=judged,
         differences=list(dict.fromkeys(differing)),

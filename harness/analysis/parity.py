@@ -149,8 +149,7 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
             continue
         if cell.cell.id not in by_cell or cell.reference not in by_cell:
             continue
-        result = by_cell[cell.cell.id]
-        reference = by_cell[cell.reference]
+        result, reference = by_cell[cell.cell.id], by_cell[cell.reference]
         question = metric_question(reference, result, parity.margin)
         if question is None or not question.estimate.paired:
             continue

@@ -130,8 +130,7 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
         if not a.lanes == b.lanes == lanes or not _ran_on_same_nodes(a, b):
             return False
         nodes = frozenset([*a.hosts, *b.hosts])
-        of_nodes = by_nodes.setdefault(nodes, [])
-        of_nodes.append((a, b))
+        by_nodes.setdefault(nodes, []).append((a, b))
         starts_a.append(a.started)
         starts_b.append(b.started)
     for of_nodes in by_nodes.values():
@@ -211,8 +210,7 @@ def steps_question(a: CellResult, b: CellResult, goal: float) -> Question | str:
     if a.target is None or a.target != b.target:
         return "no target metric that both sides have"
     name = f"steps to {a.target.name} {goal:g}"
-    steps_a = steps_by_seed(a, goal)
-    steps_b = steps_by_seed(b, goal)
+    steps_a, steps_b = steps_by_seed(a, goal), steps_by_seed(b, goal)
     common = steps_a.keys() & steps_b.keys()
     if not common:
         return f"{name}: no seed that both sides have evaluated; a baseline keeps no evaluations"

@@ -74,16 +74,13 @@ def floats_apart(bits_a: Numbers, bits_b: Numbers) -> Numbers:
     """
     ordered_a = _ordered_bits(bits_a)
     ordered_b = _ordered_bits(bits_b)
-    larger = np.maximum(ordered_a, ordered_b)
-    smaller = np.minimum(ordered_a, ordered_b)
-    apart: Numbers = larger - smaller
+    apart: Numbers = np.maximum(ordered_a, ordered_b) - np.minimum(ordered_a, ordered_b)
     return apart
 
 
 def _ordered_bits(bits: Numbers) -> Numbers:
     """Return unsigned integers that are ordered as the floats with these bits are."""
-    bit_count = 8 * bits.dtype.itemsize
-    sign = np.uint64(1 << (bit_count - 1))
+    sign = np.uint64(1 << (8 * bits.dtype.itemsize - 1))
     bits = bits.astype(np.uint64)
     is_negative = (bits & sign) != 0
     mirrored = sign - (bits ^ sign)
@@ -287,8 +284,7 @@ def evidence_of_record(record: Record) -> Evidence:
         if result.loss is None:
             continue
         if result.random_digest is not None:
-            subject = f"rank {result.rank} after step {len(result.loss)}"
-            random[subject] = result.random_digest
+            random[f"rank {result.rank} after step {len(result.loss)}"] = result.random_digest
         # A script may report no losses, or only those of some steps; the others are NaN.
         reported = np.flatnonzero(~np.isnan(result.loss))
         if len(reported):
@@ -297,8 +293,7 @@ def evidence_of_record(record: Record) -> Evidence:
     metrics: dict[str, dict[int, float]] = {}
     for evaluation in record.rank0.evaluations:
         for name, value in evaluation.all_metrics.items():
-            values = metrics.setdefault(name, {})
-            values[evaluation.step] = float(value)
+            metrics.setdefault(name, {})[evaluation.step] = float(value)
     for name, by_step in metrics.items():
         steps = np.array(list(by_step))
         values = np.array(list(by_step.values()))

@@ -80,8 +80,7 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     sweeps: set[str] = set()
     for result in others:
-        on_hardware = ran_on.setdefault(result.cell.settings_id, set())
-        on_hardware.update(result.hardware)
+        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
         sweeps.update(trial.sweep for trial in result.trials)
     related: dict[str, CellResult] = {}
     for result in baselines:
@@ -153,8 +152,7 @@ def _records_of_cell(results: Results, name: str) -> Named:
     for folder in sorted(folders):
         path = TrialFolder.newest(folder).record_path
         if path.exists():
-            of_sweep = by_sweep.setdefault(folder.parent, [])
-            of_sweep.append(path)
+            by_sweep.setdefault(folder.parent, []).append(path)
     if not by_sweep:
         sweep_names = recorded_sweep_names(results)
         suggestion, _, _ = did_you_mean(name, sweep_names).partition("allowed: ")

@@ -60,8 +60,7 @@ class SweepResult(Side):
         """The cells by the label of their workload."""
         workloads: dict[str, list[CellResult]] = {}
         for result in self.cells:
-            of_workload = workloads.setdefault(result.cell.workload.label, [])
-            of_workload.append(result)
+            workloads.setdefault(result.cell.workload.label, []).append(result)
         return workloads
 
     def done_records(self, cell: Cell) -> list[Record]:

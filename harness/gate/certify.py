@@ -180,17 +180,10 @@ def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Ce
     comparison can be added.
     """
     hardware, device = describe_machine(profile)
-    software = describe_software()
-    versions = Software(
-        python=software.python,
-        torch=software.torch,
-        cuda=software.cuda,
-        packages=software.packages,
-    )
     empty = Certificate(
         device=device,
         hardware=hardware,
-        software=versions,
+        software=describe_software(),
         code=describe_code(),
         settings=settings,
     )

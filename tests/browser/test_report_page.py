@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from harness.core.paths import Results
 from harness.records.store import RecordedSweep
 from harness.view.report import render
+from harness.view.sweep import FURTHER_NUMBERS, NUMBERS
 from tests.browser.conftest import screenshot
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
@@ -37,6 +39,25 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, written: Path, width
     shown.goto(written.as_uri())
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     screenshot(shown, f"report-{width}")
+    shown.close()
+
+
+def test_the_table_of_cells_fits_a_desktop_with_all_its_columns(
+    browser: Browser, tmp_path: Path
+) -> None:
+    results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
+    further = {name: 0.123 for name, _ in (NUMBERS | FURTHER_NUMBERS).values()}
+    records = [replace(record, numbers=record.numbers | further) for record in make_records(sweep)]
+    write_run(results, sweep, records)
+    recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())
+    page = tmp_path / "report.html"
+    page.write_text(render(results, recorded), encoding="utf-8")
+    shown = browser.new_page(viewport={"width": 1280, "height": 800})
+    shown.goto(page.as_uri())
+    assert "scaling" in shown.locator("#cells th").all_inner_texts()
+    box = shown.locator("#cells .wide")
+    assert box.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+    screenshot(shown, "report-all-columns")
     shown.close()
 
 
