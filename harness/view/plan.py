@@ -168,7 +168,7 @@ def axes_view() -> View:
         default = ""
         if axis in DEFAULTS:
             default = f"  default {axis_value(DEFAULTS[axis])}"
-        values = [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"]
+        values: Value = [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"]
         table.add_row(axis, values)
     # Axes whose names are not the harness's own.
     table.add_row(

@@ -94,10 +94,10 @@ def plot(
     lines: dict[tuple[tuple[float, ...], ...], list[int]] = {}  # cells by their steps and values
     for number, records in enumerate(cells.values()):
         curves = list(map(read, records))
-        steps = sorted(set(curves[0]).intersection(*curves)) if curves else []
-        if len(steps) > 1:
-            values = [tuple(map(curve.__getitem__, steps)) for curve in curves]
-            cells_of_line = lines.setdefault((tuple(steps), *values), [])
+        common = sorted(set(curves[0]).intersection(*curves)) if curves else []
+        if len(common) > 1:
+            values = [tuple(map(curve.__getitem__, common)) for curve in curves]
+            cells_of_line = lines.setdefault((tuple(common), *values), [])
             cells_of_line.append(number)
     if not lines:
         return None

@@ -46,8 +46,11 @@ def test_the_table_of_cells_fits_a_desktop_with_all_its_columns(
     browser: Browser, tmp_path: Path
 ) -> None:
     results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
-    further = {name: 0.123 for name, _ in (NUMBERS | FURTHER_NUMBERS).values()}
-    records = [replace(record, numbers=record.numbers | further) for record in make_records(sweep)]
+    columns = {**NUMBERS, **FURTHER_NUMBERS}
+    further = {name: 0.123 for name, _ in columns.values()}
+    records = [
+        replace(record, numbers={**record.numbers, **further}) for record in make_records(sweep)
+    ]
     write_run(results, sweep, records)
     recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())
     page = tmp_path / "report.html"
