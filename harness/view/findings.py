@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 
 from harness.analysis.cells import group_by_cell
 from harness.analysis.compare import NOT_INTERLEAVED, is_throughput
@@ -96,7 +95,7 @@ def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
             of_block.append(load)
     if not loads:
         return
-    means = {block: fmean(of_block) for block, of_block in loads.items()}
+    means = {block: sum(of_block) / len(of_block) for block, of_block in loads.items()}
     by_load = sorted(means, key=means.__getitem__)
     lowest, highest = by_load[0], by_load[-1]
     low, high = means[lowest], means[highest]

@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -110,7 +109,7 @@ def plot(
     # Those of the fastest cells: more lines can't be told apart.
     for color, ((steps, *trials), numbers) in zip(COLORS, lines.items(), strict=False):
         columns = list(zip(*trials, strict=True))
-        mean = list(map(fmean, columns))
+        mean = [sum(column) / len(column) for column in columns]
         axes.plot(steps, mean, color=color, linewidth=1.1)
         if len(trials) > 1 and len(lines) <= MOST_RANGES:
             low = list(map(min, columns))
