@@ -12,8 +12,6 @@ from torch import Tensor
 
 from harness.training.step import weighted
 from harness.training.train import Trainer
-from tests.support.line import LineFit
-from tests.support.line import Options as LineOptions
 from tests.support.tokens import Options, Unweighted, Weighted
 from tests.support.training import make_assignment, make_trainer
 from workloads import Settings
@@ -61,11 +59,6 @@ def test_the_loss_of_a_step_is_the_weighted_mean(tmp_path: Path) -> None:
         losses.append(trainer.state.series["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert losses[2] == pytest.approx(losses[0], rel=1e-6)
-
-
-def test_samples_that_weigh_the_same_are_not_weighed(tmp_path: Path) -> None:
-    line = make_trainer(make_assignment(steps=1), LineFit(LineOptions(), Settings()), tmp_path)
-    assert not line.parts.train_step.has_weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
