@@ -122,8 +122,9 @@ class TrialParts:
             workload_state(workload)  # it raises for a state that no checkpoint can have
             # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
             self.loader = make_loader(self.splits.train, self.order, axes, seed=seed, device=device)
-            cores = assignment.lane.cores
-            self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
+            self.telemetry = TelemetrySampler(
+                device, warmup=cell.warmup, cores=assignment.lane.cores
+            )
 
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""

@@ -139,7 +139,9 @@ class Checkpointer:
         self._writer = Thread()  # of the save that is under way
         self._begun_step, self._begun_at = 0, time.time()  # of the last save, or of this attempt
         self._last = time.monotonic()  # when that was
-        self._written_step = 0  # which this rank has written last
+        self._written_step = (
+            0  # which this rank has written; 0 while it writes, and if it could not
+        )
         self.resumed_at = 0  # the steps done by earlier attempts
         # What a death would go back to, and when that was saved.
         self.saved_step, self.saved_at = 0, time.time()
@@ -201,6 +203,7 @@ class Checkpointer:
         """
         self._begun_step, self._begun_at = state.step, time.time()
         self._last = time.monotonic()
+        self._written_step = 0
         first_row = self._rows_on_disk()
         content: State = {
             "at": self._begun_at,
