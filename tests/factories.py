@@ -239,11 +239,7 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
     stop = None
     if cell.stop is not None:
         evaluations = [replace(done, validation=done.metrics) for done in evaluations]
-        stop = StopOutcome(
-            reason="patience",
-            step=steps,
-            metric=TargetMetric(name="loss", higher_is_better=False),
-        )
+        stop = StopOutcome(reason="patience", step=steps)
     return Rank0Report(
         stop=stop,
         target=TargetMetric(name="accuracy", higher_is_better=True),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from workloads.settings import Between, Count, Fraction, Rate, Settings
+from workloads.settings import Between, Count, Fraction, Rate, Settings, Target
 
 if TYPE_CHECKING:
     from workloads.base import (
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Samples,
         Splits,
         StreamSamples,
-        Target,
         TensorSamples,
         Workload,
     )

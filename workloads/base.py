@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from workloads.settings import Settings
+from workloads.settings import Settings, Target
 
 TEST_SHARE = 0.1  # of a single data set, which is kept for testing
 SPLIT_SEED = 0
@@ -143,14 +143,6 @@ class Splits:
     train: Samples
     test: Samples
     validation: Samples | None = None
-
-
-@dataclass(frozen=True)
-class Target:
-    """The metric that a workload is trained towards: a key of what `Workload.metrics` returns."""
-
-    name: str
-    higher_is_better: bool = True
 
 
 class Workload(ABC):

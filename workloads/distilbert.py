@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
-from workloads.base import Batch, Classifier, Splits, Target
+from workloads.base import Batch, Classifier, Splits
 from workloads.distilbert_settings import (
     POSITIONS,
     TOKENIZER,
@@ -24,6 +24,7 @@ from workloads.distilbert_settings import (
     DistilBertOptions,
 )
 from workloads.schedules import decayed_matrices, one_cycle
+from workloads.settings import Target
 from workloads.texts import TextData
 from workloads.tokenizer import encode, trained
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from workloads.base import Batch, Splits, Target, TensorSamples, Workload
+from workloads.base import Batch, Splits, TensorSamples, Workload
 from workloads.gpt_settings import CorpusData, DecoderShape, GPTOptions
 from workloads.schedules import decayed_matrices, one_cycle
+from workloads.settings import Target
 
 ROTARY_BASE = 10_000.0  # of the wavelengths of positions (Su et al. 2021)
 INITIAL_STD = 0.02  # of weights, as in GPT-2

@@ -92,6 +92,14 @@ class Settings:
         return None
 
 
+@dataclass(frozen=True)
+class Target:
+    """The metric that a workload is trained towards: a key of what `Workload.metrics` returns."""
+
+    name: str
+    higher_is_better: bool = True
+
+
 def map_paths(value: Any, change: Callable[[Path], Any]) -> Any:
     """Return the value of a setting with `change` applied to each path in it."""
     if isinstance(value, Path):

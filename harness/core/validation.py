@@ -78,7 +78,7 @@ def decode_value(kind: Any, value: Any, *, refuse_unknown: bool = False, at: Key
     """
     if isinstance(value, Mapping):
         kind = choose(kind, value)
-    _prepare(kind)
+    prepare(kind)
     if refuse_unknown:
         _check(kind, value, refuse_unknown, at)
     try:
@@ -93,11 +93,11 @@ def decode_json(kind: type[T], text: str | bytes) -> T:
 
     Raises msgspec.DecodeError or ValueError, which may not say what is wrong: `decode_value` does.
     """
-    _prepare(kind)
+    prepare(kind)
     return msgspec.json.decode(text, type=kind, strict=True, dec_hook=_decode_custom)
 
 
-def _prepare(kind: Any) -> None:
+def prepare(kind: Any) -> None:
     """Let msgspec look at the types of a kind's fields, in one thread at a time.
 
     Raises InvalidValue for a type that it does not support, such as one in a user's class. Without
@@ -109,8 +109,11 @@ def _prepare(kind: Any) -> None:
     with _preparing:
         try:
             msgspec.json.Decoder(kind, dec_hook=_decode_custom)
-        except TypeError as error:
-            raise InvalidValue((), f"found a type that can't be read: {error}") from None
+        # NameError comes from a name that only type checkers import.
+        except (NameError, TypeError) as error:
+            name = getattr(kind, "__qualname__", kind)
+            problem = f"{name}: found a type that can't be read: {error}; allowed: types of YAML"
+            raise InvalidValue((), problem) from None
         _prepared.add(kind)
 
 

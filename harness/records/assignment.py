@@ -17,7 +17,7 @@ from harness.core.errors import BadFile
 from harness.core.paths import write_atomically
 from harness.records.environment import Code, Repository
 from harness.records.format import Amount, FileFormat, Number, Ordinal, decode_file, sealed_text
-from harness.sweep.cell import CheckpointRules, Profiling, Trial
+from harness.sweep.cell import CheckpointRules, Trial
 
 PROGRESS_FORMAT = FileFormat(name="progress of a trial")
 HEARTBEAT_FORMAT = FileFormat(name="heartbeat of a rank")
@@ -56,7 +56,7 @@ class Assignment:
     base_folder: str  # the folder that file names of user workloads are relative to
     checkpoint: Literal["none", "best"] = "none"  # whether the best evaluation is saved
     saves: CheckpointRules | None = None  # None: no checkpoints at intervals
-    profile: Profiling | None = None  # None: no trace
+    profile: int | None = None  # steps to trace after the trial; None: no trace
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attempt: Ordinal = 1  # counted from 1
     # What only the launcher knows: ranks need no git.

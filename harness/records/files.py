@@ -27,7 +27,8 @@ from harness.core.validation import decode_json, decode_value
 from harness.records.environment import Environment
 from harness.records.format import FileFormat, decode_file, json_text, read_bytes, sealed_text
 from harness.records.record import SCHEMA, Numbers, Outcome, RankResult, Record, RunSettings
-from harness.sweep.cell import Cell, Repeat, Seed, Trial
+from harness.sweep.cell import Cell, Repeat, Trial
+from workloads.settings import Seed
 
 T = TypeVar("T")
 

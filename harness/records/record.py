@@ -159,7 +159,6 @@ class StopOutcome:
     # patience, goal: what of the rule ended it; length: it trained for its whole length
     reason: Literal["patience", "goal", "length"]
     step: Number  # optimizer steps that were trained
-    metric: TargetMetric  # that the rule looked at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,12 +183,8 @@ class Rank0Report:
 
     @property
     def best_evaluation(self) -> Evaluation | None:
-        """Return the best evaluation, None without any.
-
-        The rule for stopping says by which metric; without a rule, it is the target.
-        """
-        metric = self.target if self.stop is None else self.stop.metric
-        return metric.best(self.evaluations)
+        """Return the best evaluation by the target metric, None without any."""
+        return self.target.best(self.evaluations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,6 @@ from harness.records.record import RunSettings
 from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial, section_of
 from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.document import Document
-from harness.sweep.files import FileDigests
 from harness.sweep.sweep import Sweep, call_apart
 from harness.sweep.sweepfile import apply_data
 from harness.sweep.workload import SweepWorkload, WorkloadEntry, find_reason
@@ -63,7 +62,7 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     section = document.content["workloads"][workload.label]
     parsed: WorkloadEntry = document.validate(WorkloadEntry, section, key)
     planned = SweepWorkload(document, workload.label, parsed)
-    plan = planned.plan(parsed.settings, FileDigests())
+    plan = planned.plan(parsed.settings, {})
     conflict = find_reason(plan, cell.axes)
     if conflict:
         raise BadInput(f"{cell.label}: {conflict}")

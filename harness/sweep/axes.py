@@ -12,7 +12,7 @@ theirs would replace what the sweep asks for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import chain
@@ -42,14 +42,13 @@ VARIABLE_CHARACTERS = "letters, digits and _, no digit first"
 OF_TORCHRUN = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w+)$"
 )
-# What the harness sets, or what would change what it believes of the machine.
+# What the harness sets, or what would change what it believes of the machine. The numbers of threads
+# follow the axis num_threads.
 RESERVED = re.compile(
-    r"(CUDA_VISIBLE_DEVICES"
-    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS"  # which follow the axis num_threads
+    r"(CUDA_VISIBLE_DEVICES|(OMP|MKL|OPENBLAS)_NUM_THREADS"
     r"|PYTHON(HOME|PATH|UNBUFFERED)|(TORCHINDUCTOR|TRITON)_CACHE_DIR)$"
 )
 RESERVED_PREFIXES = ("HARNESS_", *OPTION_PREFIXES, *JOB_PREFIXES)
-LOADER_AXES = ("loader.prefetch_factor", "loader.persistent_workers")  # of workers alone
 AboveZero = Annotated[float, Between(1e-6)]
 # What the fields begin with that are parameters of torch's own functions: `torch.compile`,
 # `DistributedDataParallel`, `fully_shard` with its policies, and `DataLoader`. The field
@@ -61,8 +60,8 @@ GROUPS = ("compile", "ddp", "fsdp", "loader")
 class Axes:
     """One value of every axis.
 
-    To add an axis, add a field here, with a default that leaves training as it is, say in `HELP` what
-    it does, and read it in `harness.training`. A default never changes later: a cell's id leaves out
+    To add an axis, add a field here, with a default that leaves training as it is, and read it in
+    `harness.training`. A default never changes later: a cell's id leaves out
     the axes that have their defaults, so cells that were recorded under the old default would get the
     id of the new.
 
@@ -154,11 +153,8 @@ class Axes:
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The values that differ from their defaults, by the name of the axis."""
-        changed: dict[str, Any] = {}
-        for name, value, default in zip(AXES, READ_ALL(self), STANDARD, strict=True):
-            if value != default:
-                changed[name] = value
-        return changed
+        # A batch size always differs, as it has no default.
+        return {name: value for name, value in self.values.items() if value != DEFAULTS.get(name)}
 
     def torch_parameters(self, group: str) -> dict[str, Any]:
         """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
@@ -167,40 +163,6 @@ class Axes:
             if axis.startswith(f"{group}."):
                 parameters[axis.removeprefix(f"{group}.")] = value
         return parameters
-
-
-# What `harness axes` says about each axis but torch's parameters: the effect of its values, and what it
-# needs to have one.
-HELP = {
-    "execution": "torch.compile, in its mode default, reduce-overhead (CUDA graphs, on GPUs) or max-autotune",
-    "cache": "the compiler's cache: shared by all trials, or a new one",
-    "precision": "bf16: autocast; fp16: autocast with loss scaling; tf32: on GPUs from Ampere on; bf16:fsdp2:"
-    " FSDP2's MixedPrecisionPolicy; fp64: parameters, buffers and inputs, to measure rounding errors",
-    "strategy": "one process; DistributedDataParallel; fully_shard; the same within groups of ranks",
-    "shard_size": "ranks that hold one copy of the model; the groups average gradients",
-    "world_size": "ranks, one GPU or one core each; above 1 with another strategy than single",
-    "comm_hook": "how DDP sends gradients: as they are, or in fewer bits",
-    "input": "a DataLoader, or all training samples kept on the device",
-    "num_workers": "loader workers of each rank",
-    "batch_size": "samples of an optimizer step, over all ranks; else the workload's own",
-    "grad_accum_steps": "micro-steps of an optimizer step; gradients are shared in the last",
-    "reduction": "order of summing gradients; tree: the same bits at 1, 2, 4 … ranks, for ddp and fsdp2",
-    "deterministic": "only operations that compute the same bits in every run; others fail",
-    "activation_checkpointing": "layers compute their activations again in backward",
-    "max_grad_norm": "largest norm of all gradients together; null: any",
-    "channels_last": "images and convolutions in channels-last order",
-    "num_threads": "intra-op threads of each rank",
-    "optimizer_impl": "of the optimizer's step",
-    "lr": "the peak; null: the workload's own",
-    "lr_scaling": "linear: learning rate times batch_size over the workload's own batch size",
-    "stack": "another interpreter or container with its own torch, by its name in the sweep's key stacks;"
-    " null: that of the harness",
-}
-
-
-def help_of(axis: str) -> str:
-    """Return what `harness axes` says about an axis."""
-    return HELP.get(axis, "torch's parameter of this name")
 
 
 def _axis_of(field: str) -> str:
@@ -220,19 +182,19 @@ READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundre
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
 del DEFAULTS["batch_size"]
-STANDARD = [DEFAULTS.get(axis) for axis in AXES]  # a batch size always differs from it
 
 
 GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
+Need = tuple[tuple[str, ...], str, Callable[[Axes], bool]]
 # Axes, or the beginnings of their names, that do nothing unless something holds of other axes: they have
 # their defaults then. What needs a device is in GPU_SETTINGS.
-NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Axes], bool]], ...] = (
+NEEDS: Sequence[Need] = (
     (("cache", "compile."), "execution compile", lambda axes: axes.execution != "eager"),
     (("comm_hook", "ddp."), "strategy ddp", lambda axes: axes.strategy == "ddp"),
     (("fsdp.",), "strategy fsdp2 or hsdp", lambda axes: axes.strategy in FULLY_SHARDED),
     (("shard_size",), "strategy hsdp", lambda axes: axes.strategy == "hsdp"),
     (("num_workers", "loader.pin_memory"), "input loader", lambda axes: axes.input == "loader"),
-    (LOADER_AXES, "num_workers", lambda axes: axes.num_workers > 0),
+    (("loader.",), "num_workers", lambda axes: axes.num_workers > 0),
 )
 
 
@@ -250,12 +212,9 @@ GPU_SETTINGS: dict[str, str | bool] = {
 
 
 @cache
-def _need_of(axis: str) -> tuple[str, Callable[[Axes], bool]] | None:
-    """Return what an axis needs in words, and whether some axes have it; None of one without a need."""
-    for dependents, description, is_met in NEEDS:
-        if axis.startswith(dependents):
-            return description, is_met
-    return None
+def need_of(axis: str) -> Need | None:
+    """Return what an axis needs, in words and whether some axes have it; None of one without a need."""
+    return next((need for need in NEEDS if axis.startswith(need[0])), None)
 
 
 def find_conflict(axes: Axes) -> str | None:
@@ -266,12 +225,11 @@ def find_conflict(axes: Axes) -> str | None:
     NotApplied.
     """
     for name in axes.changed:
-        need = _need_of(name)
-        if need is not None and not need[1](axes):
-            return f"{name} does nothing without {need[0]}"
-    return next(
-        chain(_conflicts_of_ranks(axes), _conflicts_of_torch(axes), _conflicts_of_tree(axes)), None
-    )
+        need = need_of(name)
+        if need is not None and not need[2](axes):
+            return f"{name} does nothing without {need[1]}"
+    conflicts = [_conflicts_of_ranks(axes), _conflicts_of_torch(axes), _conflicts_of_tree(axes)]
+    return next(chain.from_iterable(conflicts), None)
 
 
 def _conflicts_of_ranks(axes: Axes) -> Iterator[str]:
@@ -338,11 +296,6 @@ def setting_that_needs_gpu(axes: Axes) -> str | None:
     return None
 
 
-def variable_of(axis: str) -> str | None:
-    """Return the variable that an axis sets: `NCCL_ALGO` of `env.NCCL_ALGO`; None of other axes."""
-    return axis.removeprefix(PREFIX) if axis.startswith(PREFIX) else None
-
-
 def unknown_axis(name: str, *others: str) -> str:
     """Return the problem of a name that is no axis; `others` might be meant too."""
     variable = f"{PREFIX}{name}" if name.isupper() else f"{PREFIX}NAME"
@@ -354,8 +307,7 @@ def problem_of_variable(name: str) -> str | None:
     if not VARIABLE_NAME.fullmatch(name):
         return f"found the name {name!r}; allowed: {VARIABLE_CHARACTERS}"
     if RESERVED.match(name) or OF_TORCHRUN.match(name) or name.startswith(RESERVED_PREFIXES):
-        allowed = "allowed: variables that nothing else sets"
-        return f"found a variable that the harness or a launcher sets; {allowed}"
+        return "found a variable that the harness or a launcher sets; allowed: any other"
     if is_secret_name(name):
         allowed = "`environment` of the cluster profile, which withholds the value"
         return f"found a name that speaks of a secret, and values are recorded; allowed: {allowed}"

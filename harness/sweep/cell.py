@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -27,14 +28,17 @@ from harness.core.errors import BadInput
 from harness.core.text import counted, parse_duration
 from harness.core.validation import Line
 from harness.sweep.axes import AXES, PREFIX, RECIPE_AXES, Axes, Variables
-from workloads.settings import Between, Count
+from workloads.settings import Between, Count, Seed, Target
 
+Values = Mapping[str, Any]  # by axes, which may be settings
 SOURCE = "source"  # the data setting that decides which others there are
 
 ThroughputUnit = Literal["samples/s", "steps/s"]
 THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
-# The axes that every label shows.
-LABEL_AXES = ("execution", "precision", "strategy", "world_size", "num_workers", "num_threads")
+# What labels write before the values of the axes that they all show. The world size is shown with the
+# strategy.
+LABEL_AXES = dict.fromkeys(("execution", "precision", "strategy"), "")
+LABEL_AXES |= {"num_workers": "w", "batch_size": "b", "num_threads": "t"}
 # What an argument of a script gets the value of, as in `--lr={lr}`.
 PLACEHOLDER = re.compile(r"(?<!\{)\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
 ESCAPED = re.compile(r"\{(\{[A-Za-z_][A-Za-z0-9_]*\})\}")  # `{{name}}` is the text `{name}`
@@ -51,7 +55,6 @@ Interval = Annotated[
         description=f"a time such as 10m, steps such as 500 steps, or {NEVER}",
     ),
 ]
-Seed = Annotated[int, Between(0, 2**32 - 1)]  # what `numpy.random.seed` takes
 Repeat = Annotated[int, Between(0)]
 
 
@@ -96,33 +99,9 @@ class StopRule:
     The schedule of the learning rate is that of the whole length, no matter where the trial ends.
     """
 
-    # `loss` is the metric of that name, `target` the workload's target metric.
-    metric: Literal["loss", "target"] = "loss"
+    # Both look at the target metric.
     patience: Count | None = None  # evaluations in a row without an improvement
-    goal: float | None = None  # a value of the metric that is good enough
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a rule that would end no trial."""
-        if self.patience is None and self.goal is None:
-            raise ValueError("found neither patience nor goal; allowed: one of them, or both")
-
-    def __str__(self) -> str:
-        conditions = []
-        if self.patience is not None:
-            conditions.append(f"patience {self.patience}")
-        if self.goal is not None:
-            conditions.append(f"goal {self.goal:g}")
-        return f"{self.metric}: {', '.join(conditions)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profiling:
-    """A profiler's trace of further steps after a trial.
-
-    They come after the trial, so that its measurement is not affected.
-    """
-
-    steps: Annotated[int, Between(1, 1000)]  # that are traced; a trace takes much memory
+    goal: float | None = None  # a value that is good enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +147,6 @@ class Stack:
     # directory and signals, and to show the files of this machine under their own paths.
     prefix: Sequence[Line] = ()
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a stack that is none."""
-        if self.python is None and not self.prefix:
-            raise ValueError("found neither python nor prefix; allowed: one of them, or both")
-
     @property
     def command(self) -> list[str]:
         """Return the command that begins with the prefix and ends with the interpreter."""
@@ -187,14 +161,6 @@ Launch = Literal["torchrun", "python"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedTarget:
-    """The metric of a script that its trials are compared by: one that it reports by this name."""
-
-    name: str
-    higher_is_better: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkloadRef:
     """A workload as a sweep refers to it."""
 
@@ -203,7 +169,7 @@ class WorkloadRef:
     uses: str
     # All options and data by their axes, as in `options.lr`, defaults included, as JSON can hold them;
     # paths of files are absolute.
-    settings: Mapping[str, Any]
+    settings: Values
     # What of it decides a result: `uses`, the `settings` that differ from their defaults with the data's
     # source, and `files`, the digests of the files of each setting. Paths are no part of it.
     identity: Mapping[str, Any]
@@ -221,7 +187,7 @@ class WorkloadRef:
     code: Mapping[str, str] | None = None
     # Of a script, with placeholders as in `{lr}`; None for a class.
     arguments: Sequence[str] | None = None
-    target: ReportedTarget | None = None  # of a script; None where it reports no metric
+    target: Target | None = None  # that a script reports; None where it reports no metric
     module: str | None = None  # that a script runs as, with its package: `torchrun -m pkg.train`
     launch: Launch = "torchrun"  # whose variables a script gets
 
@@ -255,12 +221,7 @@ class WorkloadRef:
 
     def receives(self, axis: str) -> bool:
         """Return whether the workload gets an axis: a script has those that are known of it."""
-        return not self.is_script or axis in self.script_axes
-
-    @cached_property
-    def identity_digest(self) -> str:
-        """The SHA-256 of the identity, which many cells share."""
-        return _sha256(self.identity)
+        return not self.is_script or axis not in AXES or axis in self.script_axes
 
     @property
     def file_digests(self) -> Mapping[str, str]:
@@ -322,7 +283,7 @@ class Cell:
     def digest(self, code: Mapping[str, str] | None) -> str:
         """Return the SHA-256 over all settings and the code."""
         settings: dict[str, Any] = {
-            "workload": self.workload.identity_digest,
+            "workload": _sha256(self.workload.identity),
             "axes": self.axes.changed,
             "length": str(self.length),
             "evaluate": str(self.evaluate),
@@ -351,7 +312,7 @@ class Cell:
         """Return the variables to set for ranks, without those to unset."""
         return {name: value for name, value in self.environment.items() if value is not None}
 
-    def level(self, axis: str) -> Hashable:
+    def level(self, axis: str) -> Any:
         """Return the value of an axis, by its name in a sweep file; None of an unset variable.
 
         So it is of a setting that the workload does not have. Raises KeyError for what is no axis.
@@ -362,20 +323,13 @@ class Cell:
             return self.environment.get(axis.removeprefix(PREFIX))
         if not self.workload.receives(axis):
             return None  # what the script does, if anything, is not known
-        level: Hashable = self.axes.value(axis)
-        return level
+        return self.axes.value(axis)
 
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
-        levels = self.axes.values
-        if self.workload.is_script:
-            levels = {name: levels[name] for name in AXES if name in self.workload.script_axes}
-        for name, value in self.environment.items():
-            levels[f"{PREFIX}{name}"] = value
-        for axis in self.workload.axes:
-            levels[axis] = self.level(axis)
-        return levels
+        names = filter(self.workload.receives, axis_names([self]))
+        return {name: self.level(name) for name in names}
 
     @cached_property
     def label(self) -> str:
@@ -384,25 +338,27 @@ class Cell:
         After the axes that every label shows come those that differ from their defaults, as
         `AXIS=VALUE`, the variables that are set, and the settings that are axes.
         """
-        axes = self.axes
-        if self.workload.is_script:
-            parts = [self.workload.label, f"script×{axes.world_size}", f"t{axes.num_threads}"]
-            # Of the axes that labels of other workloads show in short, those that the script gets.
-            for name in ("execution", "precision", "strategy", "num_workers", "batch_size"):
-                if name in self.workload.script_axes:
-                    parts.append(f"{name}={axis_value(axes.value(name))}")
-        else:
-            ranks = "" if axes.strategy == "single" else f"×{axes.world_size}"
-            parts = [self.workload.label, axes.execution, axes.precision, f"{axes.strategy}{ranks}"]
-            parts += [f"w{axes.num_workers}", f"b{axes.batch_size}", f"t{axes.num_threads}"]
-        for name, value in axes.changed.items():
-            if name not in LABEL_AXES and name != "batch_size":
-                parts.append(f"{name}={axis_value(value)}")
-        for name, value in self.variables_set.items():
-            parts.append(f"{name}={value}")
-        for axis in self.workload.axes:
-            parts.append(f"{short_axis(axis)}={axis_value(self.level(axis))}")
+        variables = [f"{PREFIX}{name}" for name in self.variables_set]
+        axes = dict.fromkeys([*LABEL_AXES, *self.axes.changed, *variables, *self.workload.axes])
+        axes.pop("world_size", None)
+        parts = [self.workload.label]
+        for axis in axes:
+            if axis == "strategy" or self.workload.receives(axis):
+                parts.append(self.label_part(axis))
         return " ".join(parts)
+
+    def label_part(self, axis: str) -> str:
+        """Return the value of an axis as labels spell it: `bf16`, `ddp×2`, `w0`, `NCCL_ALGO=Ring`."""
+        if axis in ("strategy", "world_size"):
+            if self.workload.is_script:
+                return f"script×{self.axes.world_size}"
+            if self.axes.strategy == "single":
+                return "single"
+            return f"{self.axes.strategy}×{self.axes.world_size}"
+        value = axis_value(self.level(axis))
+        if axis in LABEL_AXES:
+            return f"{LABEL_AXES[axis]}{value}"
+        return f"{short_axis(axis)}={value}"
 
 
 def placeholders_of(arguments: Sequence[str]) -> list[str]:
@@ -449,14 +405,13 @@ def axis_value(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def hashable(value: Any) -> Hashable:
+def hashable(value: Any) -> Any:
     """Return a value of a setting with tuples for lists, and texts for mappings."""
     if isinstance(value, list | tuple):
         return tuple(map(hashable, value))
     if isinstance(value, dict):
         return json.dumps(value, sort_keys=True)
-    level: Hashable = value
-    return level
+    return value
 
 
 def short_axis(axis: str) -> str:
@@ -475,14 +430,11 @@ def short_name(uses: str) -> str:
 
     The name is safe in a folder's name: lower case letters, digits and hyphens.
     """
-    class_name = uses.rpartition(":")[2].lower()
-    if class_name.endswith(".py"):  # a script
-        class_name = class_name.rpartition("/")[2].removesuffix(".py")
-    safe = re.sub(r"[^a-z0-9]+", "-", class_name).strip("-")
-    return safe or "workload"
+    name = Path(uses.rpartition(":")[2]).stem.lower()  # of a class, or of the file of a script
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "workload"
 
 
-def section_of(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+def section_of(settings: Values, section: str) -> dict[str, Any]:
     """Return the settings of a section, `options` or `data`, by their names in it."""
     named: dict[str, Any] = {}
     for axis, value in settings.items():

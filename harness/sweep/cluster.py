@@ -91,12 +91,14 @@ class SlurmOptions:
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of sbatch that are set, by their names with underscores."""
-        written = {name.replace("-", "_"): value for name, value in self.sbatch.items()}
-        options: dict[str, Any] = {}
-        for name, value in {**SBATCH_DEFAULTS, **written}.items():
-            if value is not None and value is not False:
-                options[name] = value
-        return options
+        options: dict[str, Any] = dict(SBATCH_DEFAULTS)
+        for name, value in self.sbatch.items():
+            options[name.replace("-", "_")] = value
+        return {
+            name: value
+            for name, value in options.items()
+            if value is not None and value is not False
+        }
 
     @property
     def max_ranks(self) -> int:
@@ -119,9 +121,8 @@ class Profile:
     # Trials that run at a time on this machine, each on separate cores or GPUs;
     # auto: as many as there is room for. Verdicts compare trials with the same neighbors.
     parallel: Parallel = 1
-    environment: dict[VariableName, Line] = field(
-        default_factory=dict
-    )  # further variables of every rank
+    # Further variables of every rank.
+    environment: dict[VariableName, Line] = field(default_factory=dict)
     # Whether ranks on this machine's CPUs are forked from a process that has torch loaded.
     forkserver: bool = True
     # Which measurements are not to be believed, and how often those are repeated.
@@ -133,8 +134,7 @@ class Profile:
         if self.launcher == "torchrun" and self.slurm != SlurmOptions():
             raise ValueError("slurm: found with launcher torchrun; allowed: with slurm")
         if self.launcher == "slurm" and (self.slots, self.parallel) != (None, 1):
-            allowed = "the keys of slurm, such as nodes and ranks_per_node"
-            raise ValueError(f"slots or parallel: found with launcher slurm; allowed: {allowed}")
+            raise ValueError("slots or parallel: found with launcher slurm; allowed: with torchrun")
 
     @property
     def gpus(self) -> int:
@@ -192,18 +192,14 @@ def check_fits(
     may_share_cores = not timed and is_local and not gpus and profile.slots is None
     ranks, reason = available_slots(profile)
     for cell in cells:
-        setting = setting_that_needs_gpu(cell.axes)
+        setting, world_size = setting_that_needs_gpu(cell.axes), cell.axes.world_size
         problem = ""
         for name in cell.environment.keys() & profile.environment.keys():
-            problem = (
-                f"{PREFIX}{name}: found in the profile's environment too; allowed: in one of them"
-            )
+            problem = f"{PREFIX}{name}: found in the profile's environment too; allowed: in one"
         if setting is not None and not gpus:
             problem = f"{setting}; needed: a GPU"
-        if cell.axes.world_size > ranks and not may_share_cores:
-            problem = (
-                f"world_size: found {cell.axes.world_size}; allowed: at most {ranks}, {reason}"
-            )
+        if world_size > ranks and not may_share_cores:
+            problem = f"world_size: found {world_size}; allowed: at most {ranks}, {reason}"
         if problem:
             raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
 
@@ -245,7 +241,5 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count
-    devices = [device.strip() for device in visible.split(",") if device.strip()]
-    if "-1" in devices:
-        devices = devices[: devices.index("-1")]
-    return min(count, len(devices))
+    listed = f",{visible}".replace(" ", "").partition(",-1")[0]
+    return min(count, len(re.findall("[^,]+", listed)))

@@ -72,10 +72,8 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except OSError as error:
-        raise BadInput(f"{path}: can't be read: {error.strerror}; allowed: a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: found bytes that are no UTF-8: {error.reason}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: can't be read: {error}; allowed: a YAML file in UTF-8") from None
     if len(content) > MAX_BYTES:
         raise BadInput(f"{path}: found more than {MAX_BYTES:,} bytes; allowed: at most as many")
     return parse_document(text, str(path))
@@ -107,8 +105,6 @@ def parse_value(text: str, source: str) -> Any:
             source = f"{source}:{mark.line + 1}"
         problem = one_line(getattr(error, "problem", None) or error)
         raise BadInput(f"{source}: no valid YAML: {problem.partition(' with value')[0]}") from None
-    except RecursionError:
-        raise BadInput(f"{source}: found too many lists or mappings in one another") from None
 
 
 def _note_lines(document: Document, node: Any, key: Key) -> None:

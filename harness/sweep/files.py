@@ -31,9 +31,9 @@ from workloads.settings import Settings
 
 REMEDY = "since the trial was planned; harness run or harness submit plans it again"
 SHOWN_DIGITS = 12  # of a digest
-REMEMBERED_BYTES = 2**20  # of the smallest files whose digest is kept between commands
 MISSING = "missing"  # instead of the digest of a file that was removed after it was imported
 Files = list[tuple[str, Path]]  # with the names that count
+Digests = dict[str, str]  # of files, by their state
 # What the names of files end with that configure a script.
 CONFIGURATION = {".cfg", ".conf", ".ini", ".json", ".py", ".toml", ".yaml", ".yml"}
 
@@ -74,44 +74,38 @@ def check_code(reference: WorkloadRef, base_folder: Path) -> None:
         raise CodeChanged(f"{problem}: the workload's code has changed {REMEDY}")
 
 
-class FileDigests:
-    """The digests of files by their state, since a sweep may name the same ones at many points.
+def read_digests(memory: Path | None) -> Digests:
+    """Return the digests of files by their state that earlier commands have kept in a file of JSON.
 
-    Between commands, those of large files are kept in `memory`, a file of JSON. Nothing depends
-    on it: without it, the files are read again.
+    Nothing depends on it: without it, files are read again.
     """
-
-    def __init__(self, memory: Path | None = None) -> None:
-        """Read what earlier commands have kept."""
-        self._memory = memory
-        self._by_state: dict[str, str] = {}
-        if memory is not None:
-            with suppress(OSError, TypeError, ValueError):
-                self._by_state = dict(json.loads(memory.read_bytes()))
-
-    def digest(self, files: Files) -> tuple[str, str]:
-        """Return the state of files and the SHA-256 over their names and contents; raises OSError."""
-        # The state comes first: files that change before they are digested have another one then.
-        state = describe_state(files)
-        if state not in self._by_state:
-            self._add(state, files)
-        return state, self._by_state[state]
-
-    def _add(self, state: str, files: Files) -> None:
-        """Digest files, and write that down if they are large; raises OSError."""
-        self._by_state[state] = digest_files(files)
-        size = sum(path.stat().st_size for _, path in files)
-        if size >= REMEMBERED_BYTES and self._memory and self._memory.parent.is_dir():
-            with suppress(OSError, HarnessError):
-                write_atomically(self._memory, json.dumps(self._by_state), durable=False)
+    if memory is not None:
+        with suppress(OSError, TypeError, ValueError):
+            return dict(json.loads(memory.read_bytes()))
+    return {}
 
 
-def digest_files(files: Files) -> str:
-    """Return the SHA-256 over the names and contents of files; raises OSError."""
-    digest = hashlib.sha256()
-    for name, path in files:
-        digest.update(f"{name}\0{_digest(path)}\0".encode())
-    return digest.hexdigest()
+def keep_digests(memory: Path | None, known: Digests) -> None:
+    """Keep the digests of files for later commands, where there is a folder for them."""
+    if memory is not None and memory.parent.is_dir():
+        with suppress(OSError, HarnessError):
+            write_atomically(memory, json.dumps(known), durable=False)
+
+
+def digest_files(files: Files, known: Digests) -> tuple[str, str]:
+    """Return the state of files and the SHA-256 over their names and contents; raises OSError.
+
+    Files whose state is `known` are not read, and others are known from then on: a sweep may name the
+    same ones at many points.
+    """
+    # The state comes first: files that change before they are digested have another one then.
+    state = _describe_state(files)
+    if state not in known:
+        digest = hashlib.sha256()
+        for name, path in files:
+            digest.update(f"{name}\0{_digest(path)}\0".encode())
+        known[state] = digest.hexdigest()
+    return state, known[state]
 
 
 def _digest(path: Path) -> str:
@@ -138,7 +132,7 @@ def files_by_setting(options: Settings, data: Settings) -> dict[str, Files]:
     return by_setting
 
 
-def describe_state(files: Files) -> str:
+def _describe_state(files: Files) -> str:
     """Return a digest of the names, sizes and times of files; raises OSError.
 
     It changes whenever a file is written or replaced, by the time of the last change of its inode.
@@ -173,12 +167,11 @@ def check_files(reference: WorkloadRef, present: Mapping[str, Files]) -> None:
     Only files that were written or replaced since they were digested are read.
     """
     planned = reference.file_digests
+    known = {state: planned[axis] for axis, state in reference.file_states.items()}
     for axis in sorted({*planned, *present}):
         files = present.get(axis, [])
         try:
-            if files and describe_state(files) == reference.file_states.get(axis):
-                continue
-            digest = digest_files(files) if files else None
+            digest = digest_files(files, known)[1] if files else None
         except OSError as error:
             problem = f"{error.filename}: {error.strerror}"
             raise DataChanged(f"{axis}: {problem}; the data has changed {REMEDY}") from None

@@ -10,30 +10,32 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, get_origin
+from typing import Any, Literal, get_origin
 
 from harness.core.errors import did_you_mean
-from harness.core.validation import Key, Line, members_of, shown
-from harness.sweep.axes import AXIS_TYPES, problem_of_variable, unknown_axis, variable_of
-from harness.sweep.cell import is_setting, same_value
+from harness.core.validation import Key, Line, members_of
+from harness.sweep.axes import AXIS_TYPES, PREFIX, problem_of_variable, unknown_axis
+from harness.sweep.cell import Values, is_setting, same_value
 from harness.sweep.document import Document
-from harness.sweep.sweepfile import SweepFile
+from harness.sweep.sweepfile import MAX_TRIALS, SweepFile
 from harness.sweep.workload import SweepWorkload
 
-Values = Mapping[str, Any]  # axis -> value
 Rule = Mapping[str, Sequence[Any]]  # axis -> the values it takes; `workload` -> labels
-MAX_POINTS = 200_000  # of the product, those left out included; planning as many takes seconds
 CONFLICT = "conflict"  # the rule of points whose axes make no sense together
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludedPoint:
-    """A point of the matrix that is not run, and why."""
+    """A point of the matrix that is not run, and why.
+
+    A point of the product with a conflict is left out, since products contain unintended points.
+    """
 
     workload: str  # its label
-    axes: Values  # of all axes
+    axes: Values  # of all axes, and of the settings
     rule: str  # `exclude[0]`, or CONFLICT
     reason: str
+    included_by: int | None = None  # the number of the rule of `include`
 
 
 class Matrix:
@@ -47,58 +49,71 @@ class Matrix:
         Raises BadInput at the key of an unknown axis, of a value that the axis does not allow, and of an
         axis that is set twice. Errors in the value of a setting name the line of the axis from now on.
         """
+        self.document = document
         # The axes with one value, which included points have too. A variable that only some points set
         # is None: whether the shell has it must not decide what the others compute.
         self.constants: dict[str, Any] = {}
         # The factors of the product: alternatives, of the same axes.
-        self.columns: list[list[Values]] = []
+        self.columns: list[Sequence[Values]] = []
         self.axes: dict[str, Key] = {}  # each axis that is set, and where it is set first
-        groups: list[tuple[Key, Values]] = []
         for axis, values in file.matrix.items():
-            groups.append((("matrix",), {axis: values}))
+            self._add(("matrix",), {axis: values}, workloads)
         for number, axes in enumerate(file.zip):
-            groups.append((("zip", number), axes))
-        for key, group in groups:
-            for axis in group:
-                if axis in self.axes:
-                    problem = "found a second time; allowed: an axis in one place"
-                    raise document.error((*key, axis), problem)
-                self.axes[axis] = (*key, axis)
-            rows = _read_group(document, key, group, workloads)
-            if len(rows) == 1:
-                self.constants |= rows[0]
-            elif rows:
-                self.columns.append(rows)
-        self.exclude = _read_rules(document, "exclude", file.exclude, workloads)
+            self._add(("zip", number), axes, workloads)
+        self.exclude: dict[str, Rule] = {}  # by name
+        for number, rule in enumerate(_read_rules(document, "exclude", file.exclude, workloads)):
+            self.exclude[f"exclude[{number}]"] = rule
         self.include = _read_rules(document, "include", file.include, workloads)
         for number, rule in enumerate(self.include):
             for axis in rule:
                 self.axes.setdefault(axis, ("include", number, axis))
-        count = len(workloads) * math.prod(map(len, self.columns))
-        if count > MAX_POINTS:
-            problem = f"found {count:,} combinations of workloads and values of axes"
-            raise document.error(("matrix",), f"{problem}; allowed: at most {MAX_POINTS:,}")
+        seeds = max(len(workload.entry.seeds or file.seeds) for workload in workloads)
+        count = math.prod(map(len, self.columns)) * len(workloads) * seeds * file.repeats
+        if count > MAX_TRIALS:
+            problem = f"found {count:,} combinations of workloads, axes, seeds and repeats"
+            raise document.error(("matrix",), f"{problem}; allowed: at most {MAX_TRIALS:,}")
         for workload in workloads:
             for axis in (*self.axes, *workload.entry.axes):
-                if variable_of(axis) is not None:
+                if axis.startswith(PREFIX):
                     self.constants.setdefault(axis, None)
             for axis, key in self.axes.items():
                 place = (*workload.key, *axis.split(".", 1))
                 document.sources.setdefault(place, document.source_of(key))
+
+    def _add(self, key: Key, group: Values, workloads: Sequence[SweepWorkload]) -> None:
+        """Read axes that vary together; raises BadInput for lists of several lengths."""
+        options: dict[str, list[Any]] = {}
+        for axis, values in group.items():
+            if axis in self.axes:
+                problem = "found a second time; allowed: an axis in one place"
+                raise self.document.error((*key, axis), problem)
+            self.axes[axis] = (*key, axis)
+            options[axis] = _read_values(self.document, (*key, axis), values, workloads)
+        lengths = {axis: len(values) for axis, values in options.items()}
+        if len(set(lengths.values())) > 1:
+            problem = f"found lists of lengths {lengths}; allowed: equal lengths"
+            raise self.document.error(key, problem)
+        rows = [dict(zip(options, row, strict=True)) for row in zip(*options.values(), strict=True)]
+        if len(rows) == 1:
+            self.constants |= rows[0]
+        elif rows:
+            self.columns.append(rows)
 
     @property
     def varying(self) -> set[str]:
         """The axes with several values."""
         return {axis for rows in self.columns for axis in rows[0]}
 
-    def points(
-        self, workload: SweepWorkload, own: Values
-    ) -> Iterator[tuple[dict[str, Any], int | None]]:
+    def points(self, workload: SweepWorkload) -> Iterator[tuple[dict[str, Any], int | None]]:
         """Yield every combination for a workload, with the number of the rule that includes it, if any.
 
-        `own` are the values that its entry sets. Included points take no setting from the sweep that
-        the workload has not. The first axis varies slowest.
+        Included points take no setting from the sweep that the workload has not. The first axis varies
+        slowest.
         """
+        own = workload.entry.settings
+        for axis, value in workload.entry.axes.items():
+            key = (*workload.key, "axes", axis)
+            own[axis] = _read_value(self.document, key, axis, value, workload.setting_types)
         fixed = {"batch_size": workload.declaration.batch_size, **self.constants}
         for alternatives in product(*self.columns):
             values = dict(fixed)
@@ -121,28 +136,15 @@ class Matrix:
         A rule matches a point that has, for each axis of the rule, one of its values. `levels` are
         those of the point, its workload's label and settings included.
         """
-        for number, rule in enumerate(self.exclude):
+        for name, rule in self.exclude.items():
             if all(_has_one_of(levels, axis, values) for axis, values in rule.items()):
-                return f"exclude[{number}]"
+                return name
         return None
 
 
 def _has_one_of(levels: Values, axis: str, values: Sequence[Any]) -> bool:
     """Return whether a point has an axis, with one of these values."""
     return axis in levels and any(same_value(levels[axis], value) for value in values)
-
-
-def _read_group(
-    document: Document, key: Key, group: Values, workloads: Sequence[SweepWorkload]
-) -> list[Values]:
-    """Return the alternatives of axes that vary together; raises BadInput for lists of several lengths."""
-    options: dict[str, list[Any]] = {}
-    for axis, values in group.items():
-        options[axis] = read_values(document, (*key, axis), values, workloads)
-    lengths = {axis: len(values) for axis, values in options.items()}
-    if len(set(lengths.values())) > 1:
-        raise document.error(key, f"found lists of lengths {lengths}; allowed: equal lengths")
-    return [dict(zip(options, row, strict=True)) for row in zip(*options.values(), strict=True)]
 
 
 def _read_rules(
@@ -153,26 +155,24 @@ def _read_rules(
     Raises BadInput for what is no workload, no axis or none of its values.
     """
     all_labels = [workload.label for workload in workloads]
+    label_type: Any = Literal.__getitem__(tuple(all_labels))
     parsed: list[Rule] = []
     for number, rule in enumerate(rules):
         key = (name, number)
         labels = rule.get("workload", all_labels)
         if not isinstance(labels, list):
             labels = [labels]
-        for label in labels:
-            if label not in all_labels:
-                problem = f"found {shown(label)}; {did_you_mean(label, all_labels)}"
-                raise document.error((*key, "workload"), problem)
+        document.validate(list[label_type], labels, (*key, "workload"))
         chosen = [workload for workload in workloads if workload.label in labels]
         options: dict[str, Sequence[Any]] = {"workload": labels}
         for axis, values in rule.items():
             if axis != "workload":
-                options[axis] = read_values(document, (*key, axis), values, chosen)
+                options[axis] = _read_values(document, (*key, axis), values, chosen)
         parsed.append(options)
     return parsed
 
 
-def read_values(
+def _read_values(
     document: Document, key: Key, values: Any, workloads: Sequence[SweepWorkload]
 ) -> list[Any]:
     """Return the checked values of the axis that ends `key`, at least one.
@@ -185,40 +185,38 @@ def read_values(
     settings: dict[str, Any] = {}
     for workload in workloads:
         settings |= workload.setting_types
-    problem = _problem_of_axis(axis, settings)
-    if problem is not None:
-        raise document.error(key, problem)
     if not isinstance(values, list):
-        return [_read_value(document, key, axis, values)]
+        return [_read_value(document, key, axis, values, settings)]
     if not values:
         raise document.error(key, "found an empty list; allowed: at least one value")
     members = [get_origin(member) or member for member in members_of(settings.get(axis))]
     has_lists = any(isinstance(value, list) for value in values)
     if not has_lists and {tuple, list}.intersection(members):
         return [values]
-    return [_read_value(document, (*key, index), axis, value) for index, value in enumerate(values)]
+    checked = []
+    for number, value in enumerate(values):
+        checked.append(_read_value(document, (*key, number), axis, value, settings))
+    return checked
 
 
-def _problem_of_axis(axis: str, settings: Values) -> str | None:
-    """Return the problem of a name that is no axis, or of a setting that no workload has."""
-    variable = variable_of(axis)
-    if variable is not None:
-        return problem_of_variable(variable)
-    if axis in AXIS_TYPES or axis in settings:
-        return None
-    if is_setting(axis):
-        return f"found no workload with it; {did_you_mean(axis, settings)}"
-    return unknown_axis(axis, "workload")
+def _read_value(document: Document, key: Key, axis: str, value: Any, settings: Values) -> Any:
+    """Return the checked value, at `key`, of an axis, which may be one of the settings of workloads.
 
-
-def _read_value(document: Document, key: Key, axis: str, value: Any) -> Any:
-    """Return the checked value, at `key`, of an axis; raises BadInput."""
-    if variable_of(axis) is not None:
+    Raises BadInput, also for what is no axis.
+    """
+    if axis in settings:
+        return value
+    if axis.startswith(PREFIX):
+        problem = problem_of_variable(axis.removeprefix(PREFIX))
+        if problem is not None:
+            raise document.error(key, problem)
         # Whether `1.10` or `on` was written can't be told of other types any more.
         text = document.validate(Line | int | None, value, key)
         return None if text is None else str(text)
+    if is_setting(axis):
+        raise document.error(key, f"found no workload with it; {did_you_mean(axis, settings)}")
     if axis not in AXIS_TYPES:
-        return value
+        raise document.error(key, unknown_axis(axis, "workload"))
     checked = document.validate(AXIS_TYPES[axis], value, key)
     stacks = document.content.get("stacks") or {}
     if axis == "stack" and checked is not None and checked not in stacks:

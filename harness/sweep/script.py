@@ -25,13 +25,7 @@ UNKNOWN_BATCH_SIZE = 1
 FACTS = ("seed", "steps", "folder", "rank_batch_size")
 ScriptValue = str | int | float | bool
 # Keys of an entry, and of a sweep, that only the harness's own loop can do.
-REFUSED_KEYS = {
-    "stop": "the script ends training itself",
-    "evaluate": "the script evaluates when it does; harness.report(NAME=VALUE) records it",
-    "checkpoint": "the script saves what it saves",
-    "profile": "the harness takes no steps of its own in it",
-    "data": "the script reads them itself; allowed: arguments",
-}
+REFUSED_KEYS = ("stop", "evaluate", "checkpoint", "profile", "data")
 
 
 def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
@@ -89,20 +83,19 @@ def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     """Raise BadInput for keys that make no sense with a script, in its entry or in the sweep."""
     content = document.content
     entry = content["workloads"][key[-1]]
-    for name, reason in REFUSED_KEYS.items():
-        for keys, place in ((entry, (*key, name)), (content, (name,))):
-            if keys.get(name):
-                raise document.error(place, f"found it with a script: {reason}; leave it out")
+    for name in REFUSED_KEYS:
+        if entry.get(name) or content.get(name):
+            problem = f"found {name} with a script, which does this itself; allowed: arguments"
+            raise document.error(key, problem)
     length = entry.get("length") or content.get("length") or {}
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"
-        place = (*key, "length") if "length" in entry else ("length",)
-        raise document.error(place, f"{problem}; allowed: `length: 300 steps`, or an argument")
-    names = placeholders_of(arguments)
-    for name in entry.get("options", {}).keys() - set(names):
-        problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
-        raise document.error((*key, "options", name), problem)
-    if "steps" in names and "steps" not in {**length, **entry.get("options", {})}:
+        allowed = "`length: 300 steps`, or an argument"
+        raise document.error((*key, "length"), f"{problem}; allowed: {allowed}")
+    if "steps" in placeholders_of(arguments) and "steps" not in {
+        **length,
+        **entry.get("options", {}),
+    }:
         problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
         raise document.error((*key, "arguments"), problem)
     if content.get("warmup") == 0:

@@ -9,9 +9,10 @@ cells, and `harness show` all recorded trials.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from harness.core.errors import BadInput, did_you_mean
 from harness.sweep.cell import (
@@ -19,7 +20,6 @@ from harness.sweep.cell import (
     Trial,
     axis_names,
     axis_value,
-    hashable,
     is_axis,
     same_value,
 )
@@ -80,14 +80,13 @@ def _has_value(trial: Trial, key: str, value: str) -> bool:
     """Return whether a trial has a value, as `--only` spells it, of a key."""
     if key == "seed":
         return value == str(trial.seed)
-    return has_level(trial.cell, key, value)
+    return _has_level(trial.cell, key, value)
 
 
-def has_level(cell: Cell, key: str, value: str) -> bool:
+def _has_level(cell: Cell, key: str, value: str) -> bool:
     """Return whether a cell has a value of a key other than `seed`; False for what is no key.
 
-    Values are written as in a sweep file. A level that is text is compared as text, so that
-    `env.NCCL_DEBUG=1` needs no quotes.
+    Values are written as in a sweep file; text needs no quotes, as in `env.NCCL_DEBUG=1`.
     """
     if key == "cell":
         return is_named(cell, value)
@@ -96,16 +95,14 @@ def has_level(cell: Cell, key: str, value: str) -> bool:
     if not is_axis(key):
         return False
     level = cell.level(key)
-    if isinstance(level, str):
-        return level == value
-    return same_value(level, _read_value(value))
+    return level == value or same_value(level, _read_value(value))
 
 
 @lru_cache(maxsize=256)  # the settings of one command, each compared with every cell
-def _read_value(text: str) -> Hashable:
+def _read_value(text: str) -> Any:
     """Return the value that YAML reads in a text; the text if it is no YAML."""
     try:
-        return hashable(parse_value(text, text))
+        return parse_value(text, text)
     except BadInput:
         return text
 
@@ -116,7 +113,7 @@ def is_named(cell: Cell, name: str) -> bool:
         return True
     for setting in COMMA_OF_SETTINGS.split(name):
         key, _, value = setting.partition("=")
-        if not has_level(cell, key.strip(), value.strip()):
+        if not _has_level(cell, key.strip(), value.strip()):
             return False
     return True
 
@@ -124,27 +121,25 @@ def is_named(cell: Cell, name: str) -> bool:
 def find_cell(sweep: Sweep, name: str, option: str) -> Cell:
     """Return the cell that `is_named` so; raises BadInput, which begins with `option`."""
     cells = [cell for cell in sweep.cells if is_named(cell, name)]
-    if len(cells) == 1:
-        return cells[0]
-    ids = [cell.id for cell in cells or sweep.cells]
-    problem = f"names {len(cells)} cells of {sweep.source}"
-    hint = did_you_mean(name, ids, ids[:MOST_CELLS])
-    raise BadInput(f"{option} {name}: {problem}; {hint}, or settings of one, such as strategy=ddp")
+    if len(cells) != 1:
+        ids = [cell.id for cell in cells or sweep.cells]
+        hint = did_you_mean(name, ids, ids[:MOST_CELLS])
+        problem = f"names {len(cells)} cells of {sweep.source}; {hint}"
+        raise BadInput(f"{option} {name}: {problem}, or settings of one, such as strategy=ddp")
+    return cells[0]
 
 
 def _problem(trials: Sequence[Trial], key: str, value: str) -> str:
     """Return the problem of a key that the trials don't have, or of a value that none of them has."""
     cells = list(dict.fromkeys(trial.cell for trial in trials))
-    names = ["cell", "workload", "seed", *axis_names(cells)]
-    settings = {axis for cell in cells for axis in cell.workload.settings}
-    if key not in {*names, *settings}:
-        return f"unknown key {key!r}; {did_you_mean(key, {*names, *settings}, names)}"
-    levels = {_level(trial, key) for trial in trials}
+    keys = ["cell", "workload", "seed", *axis_names(cells)]
+    for cell in cells:
+        keys += cell.workload.settings
+    if key not in keys:
+        return f"unknown key {key!r}; {did_you_mean(key, set(keys))}"
+    levels = set()
+    for trial in trials:
+        cell = trial.cell
+        named = {"cell": cell.id, "workload": cell.workload.label, "seed": str(trial.seed)}
+        levels.add(named[key] if key in named else axis_value(cell.level(key)))
     return f"found {value!r}; {did_you_mean(value, levels, sorted(levels)[:MOST_CELLS])}"
-
-
-def _level(trial: Trial, key: str) -> str:
-    """Return a trial's value of a key, as `--only` spells it."""
-    cell = trial.cell
-    named = {"cell": cell.id, "workload": cell.workload.label, "seed": str(trial.seed)}
-    return named[key] if key in named else axis_value(cell.level(key))

@@ -16,12 +16,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from harness.core.errors import BadInput
-from harness.core.validation import Key, shown
+from harness.core.validation import Key, Line, shown
 from harness.sweep.axes import unknown_axis
 from harness.sweep.cell import (
     CheckpointRules,
     Length,
-    Profiling,
     Stack,
     StopRule,
     is_axis,
@@ -37,13 +36,10 @@ NAME = re.compile(
 )  # of a sweep, and so of its folder; of a stack
 NAME_CHARACTERS = "letters, digits, ., - and _, at most 200"
 Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}", description=NAME_CHARACTERS)]
-# Of a workload, which may be its file and class.
-Label = Annotated[str, Meta(pattern=r"^\w[\w.:/ -]{0,199}\Z", description=NAME_CHARACTERS)]
 LENGTH = re.compile(r"(?P<count>[1-9][0-9]{0,17}) *(?P<unit>epoch|step)s?")
 LENGTHS = ("length", "evaluate")  # the keys whose value is a length
-MAX_TRIALS = 100_000  # a typing error must not fill the memory with trials
+MAX_TRIALS = 200_000  # those left out included: a typing error must not fill the memory
 MAX_REPEATS = 10_000
-MAX_TIMEOUT = 366 * 24 * 3600.0  # a year; the system's timers overflow at some point beyond it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +50,10 @@ class SweepKeys:
     seeds: Seeds = field(default_factory=lambda: [0])  # of every workload that sets none
     repeats: Annotated[int, Between(1, MAX_REPEATS)] = 1  # trials of each cell and seed
     checkpoint: CheckpointRules = field(default_factory=CheckpointRules)
-    profile: Profiling | None = None
-    timeout: Annotated[float, Between(1, MAX_TIMEOUT)] = 3600.0  # seconds that one trial may take
+    # Steps after each trial, outside its measurement, of which a profiler writes a trace. A trace takes
+    # much memory.
+    profile: Annotated[int, Between(1, 1000)] | None = None
+    timeout: Annotated[float, Between(1)] = 3600.0  # seconds that one trial may take
     stacks: dict[Name, Stack] = field(default_factory=dict)  # the values of the axis `stack`
 
 
@@ -64,17 +62,20 @@ class SweepFile(SweepKeys):
     """All keys of a sweep file and their defaults."""
 
     name: Name
-    workloads: Annotated[dict[Label, WorkloadEntry], Meta(min_length=1)]  # by label
+    workloads: Annotated[dict[Line, WorkloadEntry], Meta(min_length=1)]  # by label
     length: Length = ONE_EPOCH
     evaluate: Length = ONE_EPOCH  # how far apart evaluations are
     stop: StopRule | None = None  # None: every trial has its whole length
-    # Optimizer steps that are never measured; null: 10, or fewer where the length has few steps.
-    warmup: Annotated[int, Between(0)] | None = None
+    warmup: Annotated[int, Between(0)] = 10  # steps never measured, at most half of a trial's
     # `harness.sweep.matrix` checks the following, because their types depend on the axis.
     matrix: dict[str, Any] = field(default_factory=dict)
     zip: list[dict[str, Any]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     include: list[dict[str, Any]] = field(default_factory=list)
+
+    def warmup_of(self, length: Length) -> int:
+        """Return the steps of a length that are not measured; how many an epoch has is not known yet."""
+        return self.warmup if length.steps is None else min(self.warmup, length.steps // 2)
 
 
 # In the order of the class.
@@ -89,19 +90,10 @@ def read_sweep_file(document: Document, sets: Sequence[str], data: Sequence[str]
     """
     document.content.setdefault("name", Path(document.source_of(())).stem)
     file = _validate(document)
-    for text in sets:
-        _apply_set(document, text)
-        file = _validate(document)
-    for text in data:
-        apply_data(document, text)
-        file = _validate(document)
-    all_seeds: dict[Key, Seeds | None] = {("seeds",): file.seeds}
-    for label, entry in file.workloads.items():
-        all_seeds["workloads", label, "seeds"] = entry.seeds
-    for key, seeds in all_seeds.items():
-        # Two trials of one seed would share an id; that is what `repeats` is for.
-        if seeds is not None and len(set(seeds)) < len(seeds):
-            raise document.error(key, f"found {shown(seeds)}; allowed: each once")
+    for apply, texts in ((_apply_set, sets), (apply_data, data)):
+        for text in texts:
+            apply(document, text)
+            file = _validate(document)
     return file
 
 
@@ -131,6 +123,9 @@ def _expand(document: Document, key: Key, content: dict[str, Any]) -> None:
     seeds = content.get("seeds")
     if type(seeds) is int:
         content["seeds"] = list(range(min(seeds, MAX_TRIALS + 1)))
+    # Two trials of one seed would share an id; that is what `repeats` is for.
+    elif isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):
+        raise document.error((*key, "seeds"), f"found {shown(seeds)}; allowed: each once")
     for name in LENGTHS:
         length = content.get(name, {})
         if not isinstance(length, dict):
@@ -147,11 +142,8 @@ def _apply_set(document: Document, text: str) -> None:
     An axis, seeds and lengths hold for all workloads then, those that have their own included.
     Raises BadInput for an unknown key or a value that is no YAML.
     """
-    name, equals, value = text.partition("=")
+    name, _, value = text.partition("=")
     name, source = name.strip(), f"--set {text}"
-    if not equals or not name:
-        allowed = "--set axis=value[,value…] or --set some.key=value"
-        raise BadInput(f"{source}: found no '='; allowed: {allowed}")
     if is_axis(name):
         _replace_axis(document, name, _parse_list(value, source), source)
         return

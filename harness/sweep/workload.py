@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 
 from harness.core.errors import BadInput
-from harness.core.validation import Key, decode_value, members_by_source
+from harness.core.validation import Key, decode_value, members_by_source, prepare
 from harness.sweep import script
 from harness.sweep.axes import Axes, find_conflict
 from harness.sweep.cell import (
     SOURCE,
     Launch,
     Length,
-    ReportedTarget,
-    Seed,
     StopRule,
+    Values,
     WorkloadRef,
     same_value,
     section_of,
 )
 from harness.sweep.document import Document
-from harness.sweep.files import FileDigests, describe_code, files_by_setting, named_files
+from harness.sweep.files import Digests, describe_code, digest_files, files_by_setting, named_files
 from workloads.catalog import (
     BUILT_IN,
     Declaration,
@@ -45,7 +44,7 @@ from workloads.catalog import (
     load_class,
     relative_name,
 )
-from workloads.settings import Count, Settings, map_paths
+from workloads.settings import Count, Seed, Settings, Target, map_paths
 
 SECTIONS = ("options", "data")  # of the settings of a workload
 Seeds = Annotated[list[Seed], msgspec.Meta(min_length=1)]
@@ -71,15 +70,17 @@ class WorkloadEntry:
     # Of a script: its command line, and which of the metrics that it reports is the target.
     # Of `1.10` or `on` without quotes can't be told what was written.
     arguments: str | list[str | int] | None = None
-    target: ReportedTarget | None = None
+    target: Target | None = None
     module: str | None = None  # in place of `uses`: what runs is `torchrun -m pkg.train`
     launch: Launch = "torchrun"
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the options and data by their axes."""
-        settings = {f"options.{name}": value for name, value in self.options.items()}
-        settings.update({f"data.{name}": value for name, value in self.data.items()})
+        settings: dict[str, Any] = {}
+        for section, values in (("options", self.options), ("data", self.data)):
+            for name, value in values.items():
+                settings[f"{section}.{name}"] = value
         return settings
 
 
@@ -119,24 +120,18 @@ class SweepWorkload:
                 for name, hint in get_type_hints(kind, include_extras=True).items():
                     self.setting_types[f"{section}.{name}"] = hint
 
-    def plan(
-        self,
-        values: Mapping[str, Any],
-        digests: FileDigests,
-        axes: Sequence[str] = (),
-        unset: Sequence[str] = (),
-    ) -> PlannedWorkload:
+    def plan(self, values: Values, digests: Digests, axes: Collection[str] = ()) -> PlannedWorkload:
         """Return the workload with these values of its settings, by their axes, all checked.
 
-        `axes` are those that are axes of the sweep, `unset` the axes that it leaves to the workload.
-        Raises BadInput for a wrong setting, and for a file that is missing or can't be read.
+        `axes` are all axes that the sweep sets, `digests` those of files by their state, to which others
+        are added. Raises BadInput for a wrong setting, and for a file that is missing or can't be read.
         """
         self._refuse_secrets(values)
         entry = self.entry
         sections: list[Settings] = []
         settings: dict[str, Any] = {}
         changed: dict[str, Any] = {}
-        unset = list(unset)
+        unset = sorted({"batch_size"}.difference(axes, entry.axes))
         for section in SECTIONS:
             parsed = self._read_settings(section, section_of(values, section))
             sections.append(parsed)
@@ -160,49 +155,45 @@ class SweepWorkload:
         contents: dict[str, str] = {}
         for axis, of_setting in files.items():
             try:
-                states[axis], contents[axis] = digests.digest(of_setting)
+                states[axis], contents[axis] = digest_files(of_setting, digests)
             except OSError as error:
-                problem = f"found {error.filename}: {error.strerror}; allowed: a readable file"
                 key = (*self.key, *axis.split(".", 1))
-                raise self.document.error(key, problem) from None
+                raise self.document.error(key, _unreadable(error)) from None
         # Settings with their defaults are left out: one that is added later changes no existing id.
         identity = {"uses": canonical_name(self.uses, self.source), "settings": _to_json(changed)}
         identity["files"] = contents or None
+        script_keys: dict[str, Any] = {"arguments": self.arguments, "target": entry.target}
+        script_keys |= {"module": entry.module, "launch": entry.launch}
         if self.arguments is not None:
-            identity |= {"arguments": self.arguments, "module": entry.module}
-            identity |= {"launch": entry.launch, "target": entry.target and asdict(entry.target)}
+            identity |= _to_json(script_keys)
         reference = WorkloadRef(
             label=self.label,
             uses=relative_name(self.uses, self.base),
             settings=_to_json(settings),
             identity=identity,
             file_states=states,
-            axes=axes,
+            axes=[axis for axis in values if axis in axes],
             unset=unset,
             code=self.code,
-            arguments=self.arguments,
-            target=entry.target,
-            module=entry.module,
-            launch=entry.launch,
+            **script_keys,
         )
         return reference, sections
 
-    def _refuse_secrets(self, values: Mapping[str, Any]) -> None:
+    def _refuse_secrets(self, values: Values) -> None:
         """Raise BadInput for a setting or argument whose name says secret: they are recorded."""
-        names = list(values)
-        for argument in self.arguments or ():
-            if argument.startswith("-"):
-                names.append(argument.partition("=")[0])
-        for name in names:
+        for text in (*values, *(self.arguments or ())):
+            name = text.partition("=")[0]
             if SECRET_NAME.search(name.rpartition(".")[2]):
                 problem = f"found {name}, which says secret, and settings are recorded"
                 allowed = "an environment variable that the workload reads itself"
                 raise self.document.error(self.key, f"{problem}; allowed: {allowed}")
 
-    def _read_settings(self, section: str, values: Mapping[str, Any]) -> Settings:
+    def _read_settings(self, section: str, values: Values) -> Settings:
         """Return the workload's options or data, whichever `section` is.
 
-        They have the right types, absolute paths, and files that can be read. Raises BadInput and OSError.
+        They have the right types, absolute paths, and files that can be read. Raises BadInput, also for a
+        rule for stopping that looks at a validation set which the settings leave empty. A user's class
+        may have one without a setting, so only its ranks can tell.
         """
         document, key = self.document, (*self.key, section)
         try:
@@ -217,14 +208,20 @@ class SweepWorkload:
             # Users type paths relative to the working directory, while a path in a file is relative
             # to the file.
             if document.source_of((*key, name)).startswith("--set"):
-                changes[name] = map_paths(getattr(settings, name), _if_it_exists)
+                changes[name] = map_paths(
+                    getattr(settings, name), lambda path: path.absolute() if path.exists() else path
+                )
+        has_rule = self.entry.stop or document.content.get("stop")
+        if has_rule and section == "data" and getattr(settings, "validation", None) == 0:
+            problem = "found 0; allowed: more, such as 0.15: stop looks at a validation set"
+            raise document.error((*key, "validation"), problem)
         settings = replace(settings, **changes).with_paths_relative_to(self.base)
         try:
             settings.check()
         except (OSError, ValueError) as error:
             problem = str(error)
             if isinstance(error, OSError):
-                problem = f"{error.filename}: found {error.strerror}; allowed: a readable file"
+                problem = _unreadable(error)
             # At the field that the message begins with, if any, or that has the file.
             name, _, rest = problem.partition(": ")
             if name in values:
@@ -276,16 +273,19 @@ def _find_declaration(
         workload_class = load_class(uses, base)
         name = workload_class.__name__
         decode_value(Count, workload_class.batch_size, at=(name, "batch_size"))
+        for declared in (workload_class.Options, workload_class.Data):
+            for kind in get_args(declared) or [declared]:
+                if not (isinstance(kind, type) and issubclass(kind, Settings)):
+                    allowed = (
+                        "for Options and Data a dataclass that derives from workloads.Settings"
+                    )
+                    raise ValueError(f"{name}: found {kind!r}; allowed: {allowed}")
+                prepare(kind)
     except ValueError as error:
         raise document.error(key, str(error)) from None
     except SyntaxError as error:
         source = f"{error.filename}:{error.lineno}" if error.filename else uses
         raise document.error(key, f"{source}: found {error.msg}; allowed: valid Python") from None
-    for declared in (workload_class.Options, workload_class.Data):
-        for kind in get_args(declared) or [declared]:
-            if not (isinstance(kind, type) and issubclass(kind, Settings)):
-                allowed = "for Options and Data a dataclass that derives from workloads.Settings"
-                raise document.error(key, f"{name}: found {kind!r}; allowed: {allowed}")
     path = f"{uses}:{name}" if uses.endswith(".py") else uses
     return Declaration(path, workload_class.Options, workload_class.Data, workload_class.batch_size)
 
@@ -300,12 +300,12 @@ def _defaults(settings: Settings) -> dict[str, Any]:
     return defaults
 
 
-def _to_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _unreadable(error: OSError) -> str:
+    """Return the problem of a file that can't be read."""
+    return f"{error.filename}: found {error.strerror}; allowed: a readable file"
+
+
+def _to_json(settings: Values) -> dict[str, Any]:
     """Return settings as JSON can hold them: paths and values of other types as text."""
     content: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=str, order="deterministic")
     return content
-
-
-def _if_it_exists(path: Path) -> Path:
-    """Return a path as absolute if it exists in the working directory, else unchanged."""
-    return path.absolute() if path.exists() else path

@@ -270,7 +270,7 @@ def params(cell: Cell) -> dict[str, str]:
     if not workload.is_script:
         values["evaluate"] = f"every {cell.evaluate}"
     if cell.stop is not None:
-        values["stop"] = str(cell.stop)
+        values |= {"stop_patience": cell.stop.patience, "stop_goal": cell.stop.goal}
     values |= workload.settings
     return _texts(values)
 

@@ -22,7 +22,7 @@ from harness.measure.flops import flops_per_sample
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
-from harness.records.record import LOSS, TargetMetric
+from harness.records.record import TargetMetric
 from harness.sweep.axes import STRATEGIES, setting_that_needs_gpu
 from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
@@ -71,10 +71,6 @@ class TrialParts:
         self.assignment, self.workload, self.folder, self.mesh = assignment, workload, folder, mesh
         self.device = device
         self.target = TargetMetric(**asdict(workload.target))
-        # The metric by which the best evaluation is chosen.
-        self.selection = self.target
-        if cell.stop is not None and cell.stop.metric == "loss":
-            self.selection = LOSS
         self.axes = axes = cell.axes
         self.compiler = Compiler(axes, folder.compiler_cache(mesh.rank), state)
         with state.timed("data"):
@@ -139,7 +135,7 @@ class TrialParts:
 
 
 def check_metrics(parts: TrialParts) -> None:
-    """Raise BadInput if the workload's metrics lack its target, or the metric of the rule for stopping.
+    """Raise BadInput if the workload's metrics lack its target.
 
     The model is the one that was just built, before a strategy has it. Two samples are evaluated, which
     leaves everything as it was.
@@ -151,12 +147,12 @@ def check_metrics(parts: TrialParts) -> None:
             metrics = workload.metrics(rows)
         except Exception:
             return  # some metrics, such as an area under a curve, are not defined over two samples
-    for name in (parts.target.name, parts.selection.name):
-        if name not in metrics:
-            raise BadInput(
-                f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
-                f" allowed: metrics with {name!r} among them, which the target or stop.metric names"
-            )
+    name = parts.target.name
+    if name not in metrics:
+        raise BadInput(
+            f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
+            f" allowed: metrics with {name!r} among them, which the target names"
+        )
 
 
 def _load_splits(workload: Workload, rule: StopRule | None) -> Splits:

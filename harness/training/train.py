@@ -150,7 +150,7 @@ class Trainer:
         """Return which part of the rule for stopping has ended the trial, None if none has."""
         if self.stop_rule is None:
             return None
-        return find_stop_reason(self.stop_rule, self.parts.selection, self.state.evaluations)
+        return find_stop_reason(self.stop_rule, self.parts.target, self.state.evaluations)
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
@@ -321,7 +321,7 @@ class Trainer:
         )
         state.evaluations.append(evaluation)
         is_kept = parts.assignment.checkpoint == "best"
-        if is_kept and parts.selection.best(state.evaluations) == evaluation:
+        if is_kept and parts.target.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
                 save_best(parts, state)
 
@@ -404,7 +404,7 @@ class Trainer:
 def find_stop_reason(
     rule: StopRule, metric: TargetMetric, evaluations: Sequence[Evaluation]
 ) -> Literal["patience", "goal"] | None:
-    """Return why a trial ends after its last evaluation, by the rule's metric; None if it continues.
+    """Return why a trial ends after its last evaluation, by the target metric; None if it continues.
 
     All ranks have the same evaluations, and every checkpoint has them, so all decide alike. The goal goes
     before patience, if the last evaluation has met both.

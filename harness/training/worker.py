@@ -130,7 +130,7 @@ def train(
         if assignment.profile:
             from harness.training.recorder import trace_steps
 
-            trace_steps(parts, state, assignment.profile.steps)
+            trace_steps(parts, state, assignment.profile)
             result = replace(result, phases=dict(state.phases))
         del parts, trainer  # the process group ends after them
     return result
@@ -151,14 +151,14 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     )
     if parts.mesh.rank != 0:
         return result
-    best = parts.selection.best(state.evaluations)
+    best = parts.target.best(state.evaluations)
     checkpoint_path: str | None = None  # relative to the trial's folder
     if best is not None and best.step == state.best_saved_step:
         checkpoint_path = str(parts.folder.best_checkpoints.relative_to(parts.folder.path))
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
         reason = trainer.stop_reason or "length"
-        stop = StopOutcome(reason=reason, step=state.step, metric=parts.selection)
+        stop = StopOutcome(reason=reason, step=state.step)
     tokens = parts.workload.tokens_per_sample()
     assert state.training_began_at is not None
     report = Rank0Report(

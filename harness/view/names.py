@@ -11,7 +11,6 @@ from harness.sweep.axes import DEFAULTS
 from harness.sweep.cell import LABEL_AXES, Cell, axis_value, short_axis
 
 MOST_NAMED = 4  # axes of which a cell's name has all values
-ABBREVIATIONS = {"num_workers": "w", "batch_size": "b", "num_threads": "t"}  # as in a cell's label
 
 
 def axis_level(axis: str, value: Any) -> str:
@@ -37,7 +36,7 @@ def cell_name(cell: Cell, axes: Sequence[str]) -> str:
     """
     parts = []
     for axis in axes:
-        part = _label_part(cell, axis)
+        part = cell.label_part(axis)
         is_default = cell.level(axis) == DEFAULTS.get(axis)  # None for a variable that is not set
         if len(axes) <= MOST_NAMED or "=" not in part or not is_default:
             parts.append(part)
@@ -69,17 +68,3 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
             if name:
                 names[id_] = f"{prefix}{name}".strip()
     return names
-
-
-def _label_part(cell: Cell, axis: str) -> str:
-    """Return the value of one axis as a cell's label spells it."""
-    if axis in ("strategy", "world_size"):
-        if cell.workload.is_script:
-            return f"script×{cell.axes.world_size}"
-        if cell.axes.strategy == "single":
-            return "single"
-        return f"{cell.axes.strategy}×{cell.axes.world_size}"
-    value = cell.level(axis)
-    if axis in ABBREVIATIONS:
-        return f"{ABBREVIATIONS[axis]}{value}"
-    return axis_level(axis, value)

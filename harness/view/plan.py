@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from harness.analysis.cells import varying_axes
 from harness.core.text import counted
-from harness.sweep.axes import AXIS_TYPES, DEFAULTS, PREFIX, help_of
+from harness.sweep.axes import AXIS_TYPES, DEFAULTS, PREFIX, need_of
 from harness.sweep.cell import SOURCE, Trial, axis_value
 from harness.sweep.matrix import CONFLICT
 from harness.sweep.sweep import Sweep
@@ -162,13 +162,15 @@ def submission_view(prepared: PreparedSubmission, command: str = "") -> View:
 
 
 def axes_view() -> View:
-    """Return each axis with its values, its default, its effect and its requirements."""
+    """Return each axis with its values, its default and what it needs; the guide says what it does."""
     table = Table(["axis", "values"])
     for axis, kind in AXIS_TYPES.items():
         default = ""
         if axis in DEFAULTS:
             default = f"  default {axis_value(DEFAULTS[axis])}"
-        values: Value = [_describe_type(kind), Styled(default, "quiet"), f"\n{help_of(axis)}"]
+        need = need_of(axis)
+        needed = f"\nneeds {need[1]}" if need else ""
+        values: Value = [_describe_type(kind), Styled(default, "quiet"), needed]
         table.add_row(axis, values)
     # Axes whose names are not the harness's own.
     table.add_row(

@@ -237,12 +237,13 @@ def stop_note(record: Record) -> str | None:
     if report is None or report.stop is None or report.best_evaluation is None:
         return None
     stop = report.stop
-    reason = f"stopped by {stop.reason} of {stop.metric.name}"
+    metric = report.target.name
+    reason = f"stopped by {stop.reason} of {metric}"
     if stop.reason == "length":
         reason = "trained for its whole length"
     epochs = three_digits(stop.step / report.steps_per_epoch)
     best = three_digits(report.best_evaluation.epoch)
-    return f"{reason}: {epochs} epochs (step {stop.step}), best {stop.metric.name} at {best}"
+    return f"{reason}: {epochs} epochs (step {stop.step}), best {metric} at {best}"
 
 
 def is_contended(record: Record) -> bool:

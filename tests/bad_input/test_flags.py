@@ -16,10 +16,6 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
     ("flags", "begins"),
     [
         (
-            ["--set", "precision"],
-            "--set precision: found no '='; allowed: --set axis=value[,value…] or --set some.key=",
-        ),
-        (
             ["--set", "precsion=bf16"],
             "--set precsion=bf16: unknown axis; did you mean 'precision'?",
         ),
@@ -28,8 +24,8 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             "--set precision=bf17: matrix.precision[0]: found \"bf17\"; did you mean 'bf16'?",
         ),
         (
-            ["--set", "precision="],
-            "--set precision=: matrix.precision: found an empty list; allowed: at least one value",
+            ["--set", "precision"],
+            "--set precision: matrix.precision: found an empty list; allowed: at least one value",
         ),
         (
             ["--set", "batch_size=32,0"],

@@ -83,7 +83,6 @@ MISTAKES = {
     # wrong files
     "a file without its ending": Mistake("run demo", "did you mean 'demo.yaml'?"),
     "another ending": Mistake("run demo.yml", "did you mean 'demo.yaml'?"),
-    "code for a sweep": Mistake("run lm.py", "with the line `workloads: {lm: {uses: lm.py}}`"),
     "a misspelt sweep": Mistake("show recordde", "did you mean 'recorded'?"),
     # wrong Python
     "a package that is not there": in_code(

@@ -104,6 +104,23 @@ def test_settings_of_a_workload_of_the_user(section: str) -> None:
     check(refused("workloads", "mine.py:Mine"), f"WORKLOAD mine.py:Mine: {problem}")
 
 
+@pytest.mark.parametrize("section", ["Options", "Data"])
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("widths: Sequence[int] = ()", "name 'Sequence' is not defined"),
+        ("path: Path | Color = Color.RED", "Type unions containing a custom type may not"),
+    ],
+)
+def test_a_type_that_no_sweep_file_can_hold(section: str, setting: str, problem: str) -> None:
+    module = SETTINGS.format(section=section, base="Settings", setting=setting)
+    Path("mine.py").write_text(module, encoding="utf-8")
+    Path("sweep.yaml").write_text(MINE, encoding="utf-8")
+    problem = f"Declared: found a type that can't be read: {problem}"
+    check(refused("plan", "sweep.yaml"), f"sweep.yaml:4: workloads.mine.uses: {problem}")
+    check(refused("workloads", "mine.py:Mine"), f"WORKLOAD mine.py:Mine: {problem}")
+
+
 def test_defaults_may_be_of_any_type() -> None:
     """A cell keeps the fields of a nested dataclass."""
     for setting in ("inner: Inner = Inner()", "device: torch.device = torch.device('cpu')"):

@@ -62,7 +62,7 @@ def run_trial(
         "axes": axes,
         # At the second evaluation.
         "uses": LINE.replace("LineFit", "Unlearning"),
-        "stop": {"metric": "target", "patience": 1},
+        "stop": {"patience": 1},
     }
     keys: dict[str, Any] = {"length": {"steps": STEPS}, "evaluate": {"steps": 12}}
     path = line_sweep(folder, {"line": entry}, checkpoint={"every": every}, **keys)

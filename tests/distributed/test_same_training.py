@@ -106,7 +106,7 @@ def test_phases_add_up_to_steps_and_to_the_trial(records: dict[str, Record], lab
 def test_a_trial_run_again_with_a_profile_leaves_the_same_bits_and_a_trace_of_further_steps(
     records: dict[str, Record], tmp_path: Path
 ) -> None:
-    (profiled,) = run(sweep_of(tmp_path, "fsdp2", profile={"steps": 3}))
+    (profiled,) = run(sweep_of(tmp_path, "fsdp2", profile=3))
     assert profiled.trial.id == records["fsdp2"].trial.id
     assert_same_bits(profiled, records["fsdp2"])
     folder = Results(tmp_path / "results").sweep_folder("line").trial_folder(profiled.trial.id)

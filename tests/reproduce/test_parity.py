@@ -159,7 +159,7 @@ def test_a_reference_that_does_not_repeat_is_named(
 
 
 def test_the_run_in_fp64_goes_on_where_the_reference_stops(tmp_path: Path) -> None:
-    early = {"stop": {"metric": "target", "goal": 1e9}, "evaluate": {"steps": 2}}
+    early = {"stop": {"goal": 1e9}, "evaluate": {"steps": 2}}
     tracer = InProcessTracer(tmp_path, validation=32)
     measured = measure(line(tmp_path, {"optimizer_impl": "fused"}, **early), tracer)
     assert tracer.steps == {"reference": 2, "control": 2, "fp64": 8, "cell": 2}

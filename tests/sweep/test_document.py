@@ -110,7 +110,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     assert read_document(path).content == {"name": "x", "count": 3}
 
 
-@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "*a", "[" * 5000])
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "*a"])
 def test_value_of_a_flag_is_read_as_strictly_as_a_file(text: str) -> None:
     with pytest.raises(BadInput, match=r"^--set x: [^\n]*$"):
         parse_value(text, "--set x")
@@ -173,5 +173,7 @@ class Unreadable(Settings):
 
 def test_type_that_can_not_be_read_is_refused_by_name() -> None:
     document = parse_document("path: here\n", "file.yaml")
-    with pytest.raises(BadInput, match=r"^file.yaml: found a type that can't be read: .*Path"):
+    with pytest.raises(
+        BadInput, match=r"^file.yaml: Unreadable: found a type that can't be read: .*Path"
+    ):
         document.validate(Unreadable, document.content)

@@ -71,7 +71,7 @@ def test_a_variable_of_one_workload_is_unset_for_the_others(tmp_path: Path) -> N
         (
             "env.RANK",
             "[0]",
-            "env.RANK: found a variable that the harness or a launcher sets",
+            "env.RANK[0]: found a variable that the harness or a launcher sets",
         ),
         ("env.OMP_NUM_THREADS", "[1, 2]", "a launcher sets"),
         ("env.SLURM_CPU_BIND", "[none]", "a launcher sets"),
@@ -83,7 +83,7 @@ def test_a_variable_of_one_workload_is_unset_for_the_others(tmp_path: Path) -> N
         ("env.A-B", "[a]", "found the name 'A-B'; allowed: letters, digits and _"),
         ("env.X", "[true]", "env.X[0]: found true; allowed: text or a whole number or null"),
         ("env.X", '["a\\nb"]', 'env.X[0]: found "a\\nb"; allowed: one line'),
-        ("NCCL_ALGO", "[Ring]", "NCCL_ALGO: unknown axis; did you mean 'env.NCCL_ALGO'?"),
+        ("NCCL_ALGO", "[Ring]", "NCCL_ALGO[0]: unknown axis; did you mean 'env.NCCL_ALGO'?"),
     ],
 )
 def test_what_no_axis_can_set_is_refused(

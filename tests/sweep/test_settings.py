@@ -104,7 +104,7 @@ def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
         ),
         (
             "options.hiden: [[64]]",
-            ":4: matrix.options.hiden: found no workload with it; did you mean"
+            ":4: matrix.options.hiden[0]: found no workload with it; did you mean"
             " 'options.hidden'? allowed: data.classes, ",
         ),
         ("options.hidden: []", ":4: matrix.options.hidden: found an empty list; allowed: at least"),

@@ -11,7 +11,7 @@ from harness.core.errors import BadInput
 from harness.core.validation import decode_value
 from harness.sweep import sweep as spec
 from harness.sweep.axes import Axes
-from harness.sweep.cell import Length, Profiling
+from harness.sweep.cell import Length
 from harness.sweep.sweep import Sweep
 from tests.support.commands import harness
 from tests.support.images import write_images
@@ -279,7 +279,7 @@ class TestSet:
             "warmup=3",
             "timeout=60",
             "checkpoint=best",
-            "profile.steps=5",
+            "profile=5",
             "name=other",
             "workloads.mlp.options.hidden=[8, 8]",
             "workloads.mlp.options.lr=1e-2",
@@ -289,7 +289,7 @@ class TestSet:
         (cell,) = sweep.cells
         assert (sweep.name, sweep.seeds, sweep.repeats) == ("other", [4, 5], 2)
         assert (sweep.timeout, sweep.checkpoint.best, cell.warmup) == (60.0, True, 3)
-        assert sweep.profile == Profiling(steps=5)
+        assert sweep.profile == 5
         assert list(cell.workload.options["hidden"]) == [8, 8]
         assert cell.workload.options["lr"] == 0.01
         assert cell.length == Length(steps=40)

@@ -58,12 +58,8 @@ def test_name_and_definition_decide_the_id_and_other_stacks_do_not(tmp_path: Pat
             f"stacks: {{old: {OLD}, box: {BOX}}}\nmatrix: {{stack: odl}}\n",
             "5: matrix.stack: found 'odl'; did you mean 'old'? allowed: box, null, old",
         ),
-        (
-            "stacks: {old: {}}\n",
-            "4: stacks.old: found neither python nor prefix; allowed: one of them, or both",
-        ),
     ],
-    ids=["undeclared", "misspelled", "empty"],
+    ids=["undeclared", "misspelled"],
 )
 def test_what_is_no_stack_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInput) as refusal:

@@ -125,7 +125,7 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
     cell = replace(make_cell(steps=60), stop=StopRule(patience=2))
     record = make_record(cell)
     contents = trial_contents(record, "a cell", 1)
-    note = "stopped by patience of loss: 3 epochs (step 30), best loss at 3"
+    note = "stopped by patience of accuracy: 3 epochs (step 30), best accuracy at 3"
     assert note in contents.description
     assert record.rank0 is not None
     assert record.rank0.stop is not None
@@ -133,7 +133,7 @@ def test_a_trial_that_stopped_says_when_and_why() -> None:
         record, rank0=replace(record.rank0, stop=replace(record.rank0.stop, reason="length"))
     )
     assert str(stop_note(whole)).startswith("trained for its whole length: 3 epochs (step 30), ")
-    assert contents.params["stop"] == "loss: patience 2"
+    assert contents.params["stop_patience"] == "2"
     numbers = record.numbers
     assert (numbers["epochs"], numbers["epochs_to_best"]) == (3, 3)
     names = {metric.key for metric in contents.metrics}

@@ -19,7 +19,7 @@ from harness.core.errors import BadInput, Interrupted
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.format import decode_file, sealed_text
-from harness.records.record import RankResult, StopOutcome, TargetMetric
+from harness.records.record import RankResult, StopOutcome
 from harness.sweep import sweep as spec
 from harness.training import checkpoint, train, worker
 from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, Seal, read_seal
@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 STOPPED: dict[str, Any] = {
     "uses": f"{LINE.rpartition(':')[0]}:Unlearning",
     "options": {"dropout": 0.3, "validation": 40, "memory": True, "average": 0.9},
-    "stop": {"metric": "target", "patience": 2},
+    "stop": {"patience": 2},
 }
 STOPPED_AT = 3 * STEPS_BETWEEN_EVALUATIONS
 PART, SEAL, SERIES = "rank0.pt", "rank0.seal", "rank0.series"  # files of rank 0
@@ -235,11 +235,7 @@ def test_a_stopped_trial_that_was_interrupted_ends_with_the_same_bits(tmp_path: 
     assert resumed == whole
     assert len(interruptions) == 4
     assert len(whole.losses) == STOPPED_AT
-    assert whole.stop == StopOutcome(
-        reason="patience",
-        step=STOPPED_AT,
-        metric=TargetMetric(name="error", higher_is_better=True),
-    )
+    assert whole.stop == StopOutcome(reason="patience", step=STOPPED_AT)
 
 
 # What a checkpoint must have

@@ -18,13 +18,14 @@ import harness
 from harness.core.errors import NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment, Lane
-from harness.sweep.cell import Length, ReportedTarget
+from harness.sweep.cell import Length
 from harness.training import script
 from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, observe
 from harness.training.script_watch import Reports
 from harness.training.state import TrainingState
 from tests.support.training import SINGLE_RANK, make_assignment
+from workloads import Target
 
 
 def watched_cell(steps: int | None = None, target: str | None = None) -> Assignment:
@@ -35,7 +36,7 @@ def watched_cell(steps: int | None = None, target: str | None = None) -> Assignm
         uses="train.py",
         arguments=["--seed", "{seed}", "--to={folder}", "{dim}", "{lr}", "{flag}", "{{raw}}"],
         settings={"options.dim": 4, "options.lr": 0.5, "options.flag": ""},
-        target=None if target is None else ReportedTarget(name=target),
+        target=None if target is None else Target(target),
     )
     length = Length(epochs=1) if steps is None else Length(steps=steps)
     cell = replace(assignment.trial.cell, workload=workload, length=length, warmup=2)
