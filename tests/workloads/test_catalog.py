@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import workloads
-from workloads import importing
 from workloads.base import Classifier, Workload
 from workloads.catalog import BUILT_IN, find_source, load_class
 
@@ -31,18 +29,6 @@ class Mine(Classifier):
 class Unfinished(Classifier):
     def splits(self): ...
 """
-
-
-@pytest.fixture(autouse=True)
-def imports_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget what a test has imported, as tests call their modules alike."""
-    before = set(sys.modules)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(importing, "user_folders", [])
-    yield
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("mine", "sibling", "broken", "helpers", "models"):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
