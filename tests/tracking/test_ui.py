@@ -69,7 +69,7 @@ def deliver_until_the_server_dies(
                 child.kill()
 
         patched.setattr(tracker_module, "connect", lambda uri: Meddler(connect(uri), 14, kill_it))
-        with pytest.raises(TrackerDown, match="harness collect demo"):
+        with pytest.raises(TrackerDown, match=" collect demo --tracking-uri"):
             Tracker(results, base).deliver(results.sweep_folder("demo"))
 
 
