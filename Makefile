@@ -3,13 +3,13 @@
 # make bench: what the harness costs and saves beside what a user would pick instead, in about half an hour; nothing
 # else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
-# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and KILLS interruptions and SIGKILLs of
+# make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and KILLS kills and interruptions of
 # trials that save at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a real Slurm, as root, none if it is not set.
 # make bench-scale: how commands grow with trials and cells, and assembling a record with its ranks and steps, in about four
 # minutes; nothing else should run meanwhile. The tables are left in results/bench.
 # make bench-statistics: how often intervals and sequential tests are wrong, by simulation, in five minutes; tables are left in
 # results/bench.
-# make tables: seconds an epoch beside a textbook's loop and JAX.
+# make tables: seconds an epoch beside a textbook's loop and JAX; the tables are left in results/bench.
 # make bench-gate: how soon a gate finds a slower loop and how often it is wrong, in about an hour.
 # make gpu: what only a GPU can show, in ten minutes, with the Python and the packages that the machine has;
 # DEVICE=cpu SMALL=1 tries the same code on a CPU. A page and all records lie in build/gpu.
@@ -28,8 +28,8 @@ SLURM_KILLS ?= 0
 DEVICE ?= cuda
 TESTS := not nightly
 
-.PHONY: demo test test-together test-nightly campaign mutants bench bench-scale bench-statistics bench-gate gpu setup setup-test \
-	system-packages lint clean
+.PHONY: demo test test-together test-nightly campaign mutants bench bench-scale bench-statistics bench-gate tables gpu setup \
+	setup-test system-packages lint clean
 .DELETE_ON_ERROR:
 
 demo: setup
@@ -58,10 +58,10 @@ campaign: setup-test
 	@$(BIN)/python -m tests.programs.campaign --output build/campaign --minutes $(CAMPAIGN_MINUTES)
 
 mutants: setup-test
-	@echo "==> $(MUTANTS) planted defects, as many equal runs, and $(KILLS) interruptions"
+	@echo "==> $(MUTANTS) planted defects, as many equal runs, and $(KILLS) kills"
 	@rm -rf build/mutants
-	@$(BIN)/python -m tests.programs.mutants --output build/mutants --injections $(MUTANTS) --equal $(MUTANTS) \
-		--kills $(KILLS) --slurm-kills $(SLURM_KILLS)
+	@$(BIN)/python -m tests.programs.mutants --output build/mutants --mutants $(MUTANTS) --kills $(KILLS) \
+		--slurm-kills $(SLURM_KILLS)
 
 bench: setup-test
 	@$(BIN)/python -m tests.programs.perf.bench $(if $(QUICK),--quick)
@@ -73,18 +73,16 @@ bench-statistics: setup-test
 	@$(BIN)/python -m tests.programs.perf.error_rates $(if $(QUICK),--quick)
 
 bench-gate: setup-test
-	@$(BIN)/python -m tests.programs.perf.gate
+	@$(BIN)/python -m tests.programs.perf.gate $(if $(QUICK),--quick)
 	@$(BIN)/harness certify --restart
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:
 	@$(PYTHON) -m tests.programs.gpu --output build/gpu --device $(DEVICE) $(if $(SMALL),--small)
 
-# Where the figures of the guide's page on measurement come from. Results lie in build/tables.
-.PHONY: tables
 tables: setup-test
 	@echo "==> Seconds an epoch: a textbook's loop, the harness, torch.compile and JAX, in turn"
-	@$(BIN)/python -m tests.programs.perf.tables
+	@$(BIN)/python -m tests.programs.perf.tables $(if $(QUICK),--quick)
 
 lint: $(VENV)/.installed-test
 	@echo "==> ruff and mypy"

@@ -117,13 +117,9 @@ def no_new_variables() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect the tests without collections of garbage, which would find none."""
-    gc.disable()
-    try:
-        with no_new_variables():
-            return (yield)
-    finally:
-        gc.enable()
+    """Leave the environment as it was by all that is loaded with the tests."""
+    with no_new_variables():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

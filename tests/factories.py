@@ -15,11 +15,9 @@ from harness.records import store
 from harness.records.environment import Code, Environment, Hardware, Software
 from harness.records.files import write_record
 from harness.records.format import sealed_text
-from harness.records.numbers import RATE
 from harness.records.record import (
     Evaluation,
     Failure,
-    Numbers,
     Rank0Report,
     RankResult,
     Record,
@@ -46,23 +44,14 @@ def make_cell(
 ) -> Cell:
     """A cell of the workload `label`; `axes` are those that differ from eager fp32 on one rank."""
     options = {"hidden": [256, 128], "dropout": 0.2} if options is None else options
+    settings = {f"options.{name}": value for name, value in options.items()}
+    settings["data.source"] = "digits"
     return Cell(
         workload=WorkloadRef(
             label=label,
             uses=label,
-            settings={
-                **{f"options.{name}": value for name, value in options.items()},
-                "data.source": "digits",
-                "data.split_seed": 0,
-            },
-            identity={
-                "uses": label,
-                "settings": {
-                    **{f"options.{name}": value for name, value in options.items()},
-                    "data.source": "digits",
-                },
-                "files": None,
-            },
+            settings={**settings, "data.split_seed": 0},
+            identity={"uses": label, "settings": settings, "files": None},
         ),
         axes=Axes.of({"batch_size": 64, **axes}),
         length=Length(steps=steps),
@@ -93,7 +82,7 @@ def make_record(
     learned = _rank0_report(cell, seed, started, step_seconds)
     ranks = [
         _rank(rank, trial, started, step_seconds, learned if rank == 0 else None)
-        for rank in _ranks(cell)
+        for rank in range(cell.axes.world_size)
     ]
     if not done:
         failure = failure or Failure(
@@ -101,15 +90,11 @@ def make_record(
             message="no such thing", rank=0, host="node1", log="logs/rank0.log",
             traceback="Traceback (most recent call last):\nValueError: no such thing\n", at=started + 5,
         )  # fmt: skip
-        blank = [
-            replace(
-                rank, loss=None, step_seconds=None, step_phases={}, rank0=None, environment=None
-            )
-            for rank in ranks
-        ]
-        ranks = [
-            replace(rank, failure=failure if rank.rank == failure.rank else None) for rank in blank
-        ]
+        blank: Any = {"loss": None, "step_seconds": None, "step_phases": {}, "rank0": None}
+        ranks = [replace(rank, environment=None, **blank) for rank in ranks]
+        for number, rank in enumerate(ranks):
+            if rank.rank == failure.rank:
+                ranks[number] = replace(rank, failure=failure)
     record = Record(
         sweep=sweep,
         trial=trial,
@@ -136,25 +121,6 @@ def with_ranks(record: Record, ranks: Sequence[RankResult] | None = None, **chan
 def same_loss(a: Record | RankResult, b: Record | RankResult) -> bool:
     """Return whether two trials, or ranks, had the same losses to the bit."""
     return np.asarray(a.loss).tobytes() == np.asarray(b.loss).tobytes()
-
-
-def with_throughput(record: Record, throughput: float) -> Record:
-    """Return the record of a trial whose steps took other times, for this many samples/s."""
-    slower = record.numbers[RATE] / throughput
-    ranks = []
-    for rank in record.ranks:
-        assert rank.step_seconds is not None
-        phases = {name: _scaled(series, slower) for name, series in rank.step_phases.items()}
-        seconds = _scaled(rank.step_seconds, slower)
-        ranks.append(replace(rank, step_seconds=seconds, step_phases=phases))
-    record = with_ranks(record, ranks)
-    # Without the rounding errors of the series.
-    return replace(record, numbers={**record.numbers, RATE: throughput})
-
-
-def _scaled(series: Numbers, factor: float) -> Numbers:
-    scaled: Numbers = series * np.asarray(factor, dtype=series.dtype)
-    return scaled
 
 
 def write_sweep(folder: SweepFolder, found: Sequence[Record], *, logs: str = "") -> None:
@@ -196,10 +162,6 @@ def _trained_steps(cell: Cell) -> int:
     """Return the steps of a trial; one with a rule for stopping ends halfway."""
     steps = cell.length.in_steps(10)
     return steps if cell.stop is None else steps // 2
-
-
-def _ranks(cell: Cell) -> range:
-    return range(cell.axes.world_size)
 
 
 def _rank(

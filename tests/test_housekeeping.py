@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,12 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     return Results(Path("results"))
 
 
-def record_sweep(
-    results: Results, name: str, *, change: Callable[[Record], Record] | None = None, **keys: Any
-) -> Sweep:
+def record_sweep(results: Results, name: str, **keys: Any) -> Sweep:
     """Record all trials of a sweep of one MLP."""
     sweep = load(results.path.absolute().parent, sets=[f"name={name}"], **keys)
     for trial in sweep.trials():
         record = make_record(trial.cell, seed=trial.seed, sweep=name)
-        write_trial(results.sweep_folder(name), change(record) if change else record)
+        write_trial(results.sweep_folder(name), record)
     write_spec(sweep, results.sweep_folder(name))
     return sweep
 

@@ -157,8 +157,9 @@ def agreement(again: Record, recorded: Record = RECORD, exact: Sequence[Record] 
     return compare_evidence(evidence_of_record(recorded), evidence_of_record(again), evidence)
 
 
-def scaled(factor: float, record: Record = RECORD) -> Record:
-    """Return a record with the losses of both ranks multiplied by a factor."""
+def scaled(factor: float) -> Record:
+    """Return the record with the losses of both ranks multiplied by a factor."""
+    record = RECORD
     for rank in (0, 1):
         record = with_losses(record, rank, (losses_of(rank) * factor).astype(np.float32))
     return record

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 CHROMIUM = Path(os.environ.get("HARNESS_CHROMIUM", "/usr/bin/chromium"))
 
@@ -32,11 +32,3 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield chromium
         chromium.close()
-
-
-def screenshot(shown: Page, name: str) -> None:
-    """Write a screenshot if HARNESS_SCREENSHOTS names a folder."""
-    if folder := os.environ.get("HARNESS_SCREENSHOTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        shown.wait_for_timeout(1500)
-        shown.screenshot(path=Path(folder) / f"{name}.png")

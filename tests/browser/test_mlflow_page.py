@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.tracking import Delivery, Tracker, page
-from tests.browser.conftest import screenshot
 from tests.conftest import MLFLOW, run_folder
 from tests.factories import make_cell, make_record, write_sweep
 from tests.support import shared_server
@@ -121,10 +120,8 @@ def test_the_sweeps_page_opens_on_its_cells(cells: Page) -> None:
             assert box is not None
             # Of the last one the value has to fit, not its column.
             assert box["x"] + 60 < width, (column, width)
-        screenshot(cells, f"cells-{width}")
     cells.locator("label:has(input[name=runs-view-mode][value=CHART])").click()
     cells.locator(".js-plotly-plot .bars").first.wait_for()
-    screenshot(cells, "charts")
 
 
 @pytest.mark.nightly
@@ -139,7 +136,6 @@ def test_trials_unfold_below_their_cell_and_cells_below_their_sweep(
         wait_for_rows(shown, ["pages", *NAMES])
         unfold(shown, NAMES[-1])
         wait_for_rows(shown, nested)
-        screenshot(shown, "nested")
         assert rows(shown) == nested
 
 
@@ -157,7 +153,6 @@ def test_an_axis_filters(cells: Page) -> None:
     box.fill('params.precision = "bf16"')
     box.press("Enter")
     cells.get_by_text("12 matching runs").wait_for()
-    screenshot(cells, "filtered")
     assert all("bf16" in name for name in rows(cells))
 
 
@@ -172,7 +167,6 @@ def test_two_cells_compare(cells: Page) -> None:
     cells.get_by_text("Comparing 2 Runs").first.wait_for()
     body = cells.locator("body")
     body.get_by_text("precision", exact=True).first.wait_for()
-    screenshot(cells, "compared")
     for text in (*FASTEST_FIRST[1:4:2], "throughput_samples_per_s"):
         body.get_by_text(text, exact=True).first.wait_for()
 
@@ -185,10 +179,8 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page)
     wait_for_rows(cells, ["seed 1 cnn bf16 ddp×2"])
     cells.get_by_text("seed 1 cnn bf16 ddp×2").click()
     cells.get_by_text("ValueError: no such thing").first.wait_for()
-    screenshot(cells, "failed")
     cells.get_by_role("tab", name="Artifacts").click()
     names = [cells.get_by_text("record.json").first, cells.get_by_text("logs", exact=True).first]
     for name in names:
         name.wait_for()
-    screenshot(cells, "artifacts")
     assert all(name.is_visible() for name in names)

@@ -33,10 +33,10 @@ def test_every_harness_command_of_a_page_parses(path: Path) -> None:
     problems: list[str] = []
     for block in blocks(path.read_text(encoding="utf-8")):
         for command in commands(block):
-            for arguments in harness_calls(command.text):
+            for arguments in harness_calls(command):
                 problem = parse_problem(arguments)
                 if problem:
-                    problems.append(f"{path.name}:{block.line}: {command.text}: {problem}")
+                    problems.append(f"{path.name}:{block.line}: {command}: {problem}")
     assert problems == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis.sweep_result import SweepResult
@@ -19,14 +20,7 @@ from harness.records.files import write_rank_result
 from harness.records.record import Record
 from harness.sweep.cluster import ValidityRules
 from harness.view.sweep import cells_table
-from tests.factories import (
-    ENVIRONMENT,
-    make_cell,
-    make_machine,
-    make_record,
-    with_ranks,
-    with_throughput,
-)
+from tests.factories import ENVIRONMENT, make_cell, make_machine, make_record, with_ranks
 from tests.support.sweeps import load
 
 FLOPS = 1e6  # a sample
@@ -37,15 +31,17 @@ def measured(
 ) -> Record:
     """A record with these numbers; `gpu` names the GPUs that it ran on."""
     found = make_record(make_cell(**axes))
-    if throughput is not None:
-        found = with_throughput(found, throughput)
     assert found.rank0 is not None
     gpus = [gpu] if gpu else []
     environment = replace(ENVIRONMENT, hardware=replace(ENVIRONMENT.hardware, gpus=gpus))
     ranks = []
     for rank in found.ranks:
         memory = {"memory_allocated_mib": 1.0} if gpu else {}
-        ranks.append(replace(rank, host=f"node{rank.rank % hosts}", numbers=memory))
+        rank = replace(rank, host=f"node{rank.rank % hosts}", numbers=memory)
+        if throughput is not None:
+            seconds = np.full(20, found.trial.cell.axes.batch_size / throughput)
+            rank = replace(rank, step_seconds=seconds, step_phases={})
+        ranks.append(rank)
     rank0 = replace(found.rank0, flops_per_sample=FLOPS)
     return with_ranks(found, ranks, rank0=rank0, environment=environment)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from tests.programs.gpu import __main__ as driver
 from tests.programs.gpu.outcome import missed_goals
 from tests.programs.gpu.parts import FIRST, Part, parts
-from tests.programs.gpu.train import figures_of, make_cell, train
+from tests.programs.gpu.tasks import figures_of, make_cell, train_once
 from tests.support.tree import TOP
 
 MODULES = {
@@ -68,13 +67,15 @@ def test_every_part_has_a_row_and_none_ends_the_run(
 
 
 def test_goals_count_on_a_gpu_only(output: Path) -> None:
-    arguments = ["--output", str(output), "--device", "cuda", "--only", "last"]
-    assert driver.main(arguments) == 0
+    driver.main(["--output", str(output)])
     assert "goal missed: samples/s: 12.3; wanted: 100" in (output / "page.md").read_text()
 
 
-def test_a_part_that_runs_out_of_time_is_skipped(output: Path) -> None:
-    driver.main(["--output", str(output), "--device", "cpu", "--minutes", "0.001"])
+def test_a_part_that_runs_out_of_time_is_skipped(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "MINUTES", 0.001)
+    driver.main(["--output", str(output), "--device", "cpu"])
     assert "the 0.001 minutes were over" in (output / "page.md").read_text()
 
 
@@ -106,8 +107,8 @@ def test_parts_have_names_of_their_own_and_goals_that_are_measured() -> None:
 def test_every_trial_has_a_cell() -> None:
     cells = []
     for part in parts("cuda", small=False):
-        if part.arguments[:1] == ["--cell"]:
-            cells.append(make_cell(**json.loads(part.arguments[1])))
+        if part.task == "train":
+            cells.append(make_cell(**part.keywords["cell"]))
     assert any(cell.axes.loader_pin_memory for cell in cells)
     assert any(cell.axes.fsdp_cpu_offload for cell in cells)
 
@@ -115,7 +116,7 @@ def test_every_trial_has_a_cell() -> None:
 def test_a_trial_without_the_command_line_leaves_a_record_and_figures(tmp_path: Path) -> None:
     cell = make_cell("mlp", 12, {"batch_size": 64})
     with mock.patch.dict(os.environ):  # a rank exports what it is
-        record = train(cell, tmp_path / "mlp" / "trial0", "cpu")
+        record = train_once(cell, tmp_path / "mlp" / "trial0", "cpu")
     assert (tmp_path / "mlp" / "trial0" / "record.json").is_file()
     figures = figures_of(record)
     assert figures["samples/s"] > 0

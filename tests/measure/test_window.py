@@ -15,9 +15,9 @@ STEPS = 500
 TRIES = 200
 
 
-def noise(rng: np.random.Generator, steps: int = STEPS) -> NDArray[np.float64]:
+def noise(rng: np.random.Generator) -> NDArray[np.float64]:
     """Return step times with independent noise of 3%."""
-    return np.exp(rng.normal(0, 0.03, steps))
+    return np.exp(rng.normal(0, 0.03, STEPS))
 
 
 def drift(rng: np.random.Generator) -> NDArray[np.float64]:
@@ -34,10 +34,10 @@ def spikes(rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def find_in_many(
-    make: Callable[[np.random.Generator], Any], start: int = 0
+    make: Callable[[np.random.Generator], Any],
 ) -> list[tuple[int, bool | None]]:
     """Return the steady parts of TRIES random series."""
-    return [find_steady(make(np.random.default_rng(seed)), start) for seed in range(TRIES)]
+    return [find_steady(make(np.random.default_rng(seed)), 0) for seed in range(TRIES)]
 
 
 @pytest.mark.parametrize("make", [noise, drift, spikes])

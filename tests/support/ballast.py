@@ -29,7 +29,6 @@ class Options(Settings):
     parameters: int = 64
     activations: int = 192
     layers: int = 1  # that share the activations
-    spread: bool = False  # whether they share the parameters too, which otherwise come before them
 
 
 class KeepMemory(torch.autograd.Function):
@@ -46,16 +45,13 @@ class KeepMemory(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A layer with a parameter and an activation of so many MiB."""
+    """A layer with an activation of so many MiB."""
 
-    def __init__(self, parameters: int, activations: int) -> None:
+    def __init__(self, activations: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(parameters * MIB)) if parameters else None
         self.activations = activations
 
     def forward(self, value: Tensor) -> Tensor:
-        if self.weight is not None:
-            value = value + self.weight.sum()
         result: Tensor = KeepMemory.apply(value, self.activations)  # type: ignore[no-untyped-call]
         return result
 
@@ -65,11 +61,9 @@ class Heavy(nn.Module):
 
     def __init__(self, options: Options) -> None:
         super().__init__()
-        layers = options.layers
-        spread = options.parameters // layers if options.spread else 0  # of each layer
-        self.weight = nn.Parameter(torch.ones((options.parameters - layers * spread) * MIB))
-        activations = options.activations // layers
-        self.layers = nn.Sequential(*(Layer(spread, activations) for _ in range(layers)))
+        self.weight = nn.Parameter(torch.ones(options.parameters * MIB))
+        activations = options.activations // options.layers
+        self.layers = nn.Sequential(*(Layer(activations) for _ in range(options.layers)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         value: Tensor = self.layers(self.weight.sum())

@@ -23,6 +23,7 @@ from harness.records.record import Evaluation, Record
 from harness.sweep.cell import Cell
 from harness.sweep.sweep import load_sweep
 from tests.factories import BEGUN, ENVIRONMENT, make_record, with_ranks
+from tests.support.sweeps import write
 
 INSTALLED = bool(metadata.entry_points(group="pytest11", name="harness"))
 PLUGIN = [] if INSTALLED else ["-p", "harness.cli.pytest_plugin"]
@@ -45,15 +46,8 @@ class BenchmarkProject:
 
     def write_sweep(self, precisions: Sequence[str]) -> None:
         """Write the sweep, one cell for each precision."""
-        content = {
-            "name": "demo",
-            "workloads": {"mlp": {"data": {"source": "digits"}}},
-            "seeds": SEEDS,
-            "length": {"steps": 60},
-            "warmup": 5,
-            "matrix": {"precision": list(precisions)},
-        }
-        (self.path / "sweep.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+        matrix = {"precision": list(precisions)}
+        write(self.path, seeds=SEEDS, length={"steps": 60}, warmup=5, matrix=matrix)
 
     def save_baselines(self) -> None:
         """Save baselines of both cells as they are without any change, of three days."""

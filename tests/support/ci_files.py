@@ -10,11 +10,12 @@ from typing import Any
 import yaml
 
 from tests.cli.test_readme import write_printed
+from tests.support.repository import git
 from tests.support.tree import TOP
 
 CI = TOP / "harness" / "gate" / "ci"
 # Seconds, slept rather than computed, so that it hardly matters what else this machine does.
-SHORT_STEP = 0.01  # where the difference stands out
+STEP = 0.01
 SWEEP = """
 name: spiral
 workloads:
@@ -47,27 +48,21 @@ def gitlab_job() -> dict[str, Any]:
     return definition
 
 
-def git_in(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
-    command = ["git", "-C", str(folder), *who, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 class Repository:
     """A user's, in which `main` trains a model of some size and the branch `change` does so too,
     slower by a share.
     """
 
-    def __init__(self, folder: Path, slower: float, step: float = SHORT_STEP) -> None:
+    def __init__(self, folder: Path, slower: float) -> None:
         self.path = folder
         self.git("init", "--quiet", "--initial-branch=main")
         (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
-        self.commit(step)
+        self.commit(STEP)
         self.git("checkout", "--quiet", "-b", "change")
-        self.commit(step * (1 + slower))
+        self.commit(STEP * (1 + slower))
 
     def git(self, *arguments: str) -> str:
-        return git_in(self.path, *arguments)
+        return git(self.path, *arguments)
 
     def commit(self, seconds: float) -> None:
         source = write_printed("spiral.py", self.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.distilbert_settings import DistilBertOptions
 from workloads.texts import TextData
@@ -33,12 +33,3 @@ def save_small_model(folder: Path, texts: Iterable[str]) -> None:
     config = DistilBertConfig(vocab_size=VOCABULARY, n_layers=1, n_heads=2, dim=16, hidden_dim=32)
     DistilBertForSequenceClassification(config).save_pretrained(folder)
     trained(list(texts), VOCABULARY).save(str(folder / "tokenizer.json"))
-
-
-def load_saved_model(folder: Path) -> Any:
-    """Return the model in a folder as transformers itself loads it."""
-    from transformers.models.distilbert.modeling_distilbert import (
-        DistilBertForSequenceClassification,
-    )
-
-    return DistilBertForSequenceClassification.from_pretrained(folder)

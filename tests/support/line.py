@@ -47,7 +47,6 @@ class Options(Settings):
     rank: int = 0
     samples: int = 256
     validation: int = 0  # of these samples are validated on, and not trained on
-    sequential: bool = False  # a bare nn.Sequential as the model
     dropout: float = 0.0
     exact: bool = False  # the model keeps itself out of autocast
     crossed: bool = False  # the model is a `Crossed`
@@ -144,8 +143,7 @@ class LineFit(Workload):
     def build_model(self) -> nn.Module:
         if self.options.crossed:
             return Crossed()
-        model = Line(self.options)
-        return model.inner.layers if self.options.sequential else model
+        return Line(self.options)
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         return [model.inner] if isinstance(model, Line) else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import get_worker_info
 
-from harness.training import strategies
+from harness.training import strategies, train
 from harness.training.order import BatchOrder, Indices
 from harness.training.step import TrainStep
 from harness.training.strategies import Strategy
@@ -42,7 +41,6 @@ class MutantOptions(LineOptions):
     at_rank: int = 0  # where the defect is one rank's
     parameter: int = 0  # whose bit is flipped, of BIT_PARAMETERS
     bit: int = 0
-    strikes: str = ""  # a file with what strikes this attempt: a rank, a step and a signal
     steps: str = ""  # a file to which rank 0 adds the number of each step that it has computed
 
 
@@ -80,12 +78,13 @@ class MutantLine(LineFit):
         plant = PLANTS.get(self.options.mutant)
         if plant is not None:
             plant(self)
-        samples = MutantSamples(splits.train, self.options)
-        return replace(splits, train=samples)
+        if self.options.steps:
+            # A segment is a step then, so that every step can be interrupted.
+            train.SEGMENT_SECONDS = 1e-9
+        return replace(splits, train=MutantSamples(splits.train, self.options))
 
     def build_model(self) -> nn.Module:
-        model = Net(self.options.dropout)
-        return model
+        return Net(self.options.dropout)
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, Net)
@@ -99,23 +98,6 @@ class MutantLine(LineFit):
         if self.options.mutant != "learning rate":
             return None
         return LambdaLR(optimizer, lambda step: 1 + 1e-6 * (step + 1 >= self.options.at))
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        loss = super().loss(model, batch)
-        self._strike()
-        return loss
-
-    def _strike(self) -> None:
-        """Send this rank the signal that is due at this step, once."""
-        if not self.options.strikes:
-            return
-        path = Path(self.options.strikes)
-        if not path.exists():
-            return
-        rank, step, number = map(int, path.read_text(encoding="utf-8").split())
-        if (rank, step) == (this_rank(), self.step):
-            path.unlink()
-            os.kill(os.getpid(), signal.Signals(number))
 
     def _update_average(self, model: nn.Module) -> None:
         is_hit = self.step >= self.options.at and this_rank() != self.options.at_rank

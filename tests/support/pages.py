@@ -36,31 +36,15 @@ class Block:
     """A fenced block of a page."""
 
     line: int  # where it starts, from 1
-    info: str  # after the fence: the language, and `run` for commands that are to be executed
+    language: str
+    is_run: bool  # whether a test executes its commands
     text: str
-
-    @property
-    def language(self) -> str:
-        return self.info.split()[0] if self.info.split() else ""
-
-    @property
-    def is_run(self) -> bool:
-        """Return whether a test executes its commands."""
-        return self.language in SHELL_LANGUAGES and "run" in self.info.split()[1:]
 
     @property
     def file_name(self) -> str | None:
         """Return the name of the file that it prints, which is its first line as a comment."""
         match = FILE_NAME.match(self.text.partition("\n")[0])
         return match["name"] if match else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command line as a page prints it."""
-
-    text: str
-    exit_code: int  # the one that a comment at its end states, else 0
 
 
 def documented_pages() -> list[Path]:
@@ -73,11 +57,13 @@ def blocks(text: str) -> list[Block]:
     found_blocks: list[Block] = []
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
-        found_blocks.append(Block(line=line, info=match["info"].strip(), text=match["text"]))
+        language, _, more = match["info"].strip().partition(" ")
+        is_run = language in SHELL_LANGUAGES and more == "run"
+        found_blocks.append(Block(line=line, language=language, is_run=is_run, text=match["text"]))
     return found_blocks
 
 
-def commands(block: Block) -> list[Command]:
+def commands(block: Block) -> list[str]:
     """Return the command lines of a block: of a console those after `$ `, of a script all of them.
 
     A line that ends with a backslash goes on in the next one.
@@ -88,12 +74,7 @@ def commands(block: Block) -> list[Command]:
     lines = [line.strip() for line in joined.splitlines()]
     if block.language == "console":
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    found = []
-    for line in lines:
-        match = EXIT_CODE.search(line)
-        found.append(Command(text=line, exit_code=int(match["code"]) if match else 0))
-    return found
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def harness_calls(command: str) -> list[list[str]]:
@@ -141,16 +122,16 @@ def parse_problem(arguments: list[str]) -> str | None:
 
 def write_files(text: str, folder: Path) -> list[Path]:
     """Write the files that a page prints; of two with the same name the later one stays."""
-    paths: list[Path] = []
-    for block in blocks(text):
-        if block.file_name is None:
-            continue
-        path = folder / block.file_name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text.partition("\n")[2], encoding="utf-8")
-        if path not in paths:
-            paths.append(path)
-    return paths
+    paths = [write_file(block, folder) for block in blocks(text) if block.file_name]
+    return list(dict.fromkeys(paths))
+
+
+def write_file(block: Block, folder: Path) -> Path:
+    """Write the file that a block prints."""
+    path = folder / str(block.file_name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text.partition("\n")[2], encoding="utf-8")
+    return path
 
 
 def check_file(path: Path) -> None:
@@ -160,10 +141,10 @@ def check_file(path: Path) -> None:
         compile(text, str(path), "exec")
     if path.suffix not in (".yaml", ".yml"):
         return
-    keys = yaml.safe_load(text).keys()
+    keys = yaml.safe_load(text)
     if "workloads" in keys:
         assert sweep.load_sweep(path).trials()
-    elif keys & {"launcher", "slurm", "device"}:
+    elif "launcher" in keys or "slurm" in keys or "device" in keys:
         cluster.load_profile(str(path))
     else:
         read_gate(path)
@@ -178,22 +159,25 @@ def run_page(text: str, folder: Path) -> list[str]:
     """
     problems: list[str] = []
     for block in blocks(text):
-        if block.file_name is not None:
-            write_files(f"```{block.info}\n{block.text}```\n", folder)
-        if not block.is_run:
-            continue
-        for command in commands(block):
+        if block.file_name:
+            write_file(block, folder)
+        for command in commands(block) if block.is_run else []:
             problem = _run(command, folder)
             if problem:
                 problems.append(f"line {block.line}: {problem}")
     return problems
 
 
-def _run(command: Command, folder: Path) -> str | None:
-    """Execute one command in bash and return what went wrong, with the end of its output."""
+def _run(command: str, folder: Path) -> str | None:
+    """Execute one command in bash and return what went wrong, with the end of its output.
+
+    Its exit code has to be the one that a comment at its end states, else 0.
+    """
+    stated = EXIT_CODE.search(command)
+    exit_code = int(stated["code"]) if stated else 0
     environment = {name: value for name, value in os.environ.items() if name != "HARNESS_RESULTS"}
     ended = subprocess.run(
-        ["bash", "-c", command.text],
+        ["bash", "-c", command],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -203,7 +187,6 @@ def _run(command: Command, folder: Path) -> str | None:
         timeout=RUN_LIMIT,
         check=False,
     )
-    if ended.returncode == command.exit_code:
+    if ended.returncode == exit_code:
         return None
-    codes = f"exit code {ended.returncode}, not {command.exit_code}"
-    return f"{command.text}: {codes}:\n{ended.stdout[-2000:]}"
+    return f"{command}: exit code {ended.returncode}, not {exit_code}:\n{ended.stdout[-2000:]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from harness.core.paths import Results
 from harness.records.record import Failure, Record
 from harness.records.store import write_spec
 from harness.sweep.sweep import Sweep
-from tests.factories import make_record, write_trial
+from tests.factories import BEGUN, make_record, write_trial
 from tests.support.sweeps import load
 
 # A text that takes over the title of a page which does not escape it.
@@ -19,7 +18,6 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\">"
 )
 STRATEGIES = {"strategy": ["single", "ddp"], "world_size": [1, 2]}
-BEGUN = 1_700_000_000.0  # seconds since the epoch
 
 
 def make_sweep(folder: Path, *, seeds: int = 3, **keys: Any) -> Sweep:
@@ -57,18 +55,14 @@ def make_records(sweep: Sweep, *, hostile: bool = False) -> list[Record]:
 
 def failed(record: Record) -> Record:
     """Return the record of the same trial, failed with an attacker's texts."""
+    log = "logs/rank0.log"
     failure = Failure(
-        kind="Error",
-        message=HOSTILE,
-        rank=0,
-        host=HOSTILE,
-        log="logs/rank0.log",
-        traceback=HOSTILE,
+        kind="Error", message=HOSTILE, rank=0, host=HOSTILE, log=log, traceback=HOSTILE
     )
-    changed = make_record(
-        record.trial.cell, seed=record.trial.seed, status="failed", failure=failure
+    trial = record.trial
+    return make_record(
+        trial.cell, seed=trial.seed, sweep=record.sweep, status="failed", failure=failure
     )
-    return replace(changed, sweep=record.sweep)
 
 
 def write_run(results: Results, sweep: Sweep, records: list[Record], *, logs: str = "") -> None:

@@ -28,6 +28,14 @@ Slowed.batch_size = BATCH_SIZE
 """
 
 
+def git(folder: Path, *arguments: str, sent: str | None = None) -> str:
+    """Run a command of git in a folder with `sent` as its input; return what it prints."""
+    who = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
+    command = ["git", "-C", str(folder), *who, *arguments]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, input=sent)
+    return ended.stdout.strip()
+
+
 class Repository:
     def __init__(self, folder: Path, **keys: object) -> None:
         self.path = folder
@@ -47,10 +55,7 @@ class Repository:
 
     def git(self, *arguments: str, sent: str | None = None) -> str:
         """Run a command of git with `sent` as its input; return what it prints."""
-        who = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
-        command = ["git", "-C", str(self.path), *who, *arguments]
-        ended = subprocess.run(command, check=True, capture_output=True, text=True, input=sent)
-        return ended.stdout.strip()
+        return git(self.path, *arguments, sent=sent)
 
     def write(self, slower: float, more: str = "") -> None:
         """The workload, slower by this share."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,9 +35,8 @@ def make_result(
     begun = started or [BEGUN + 100 * seed for seed in range(len(speeds))]
     accuracies = metrics or [0.9] * len(speeds)
     trials = []
-    for seed, (speed, course) in enumerate(
-        zip(speeds, courses or itertools.repeat(()), strict=False)
-    ):
+    for seed, speed in enumerate(speeds):
+        course = courses[seed] if courses else ()
         row = TrialRow(
             sweep="demo",
             trial=f"{cell.id}-s{seed}-r0",

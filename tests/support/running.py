@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import psutil
 import yaml
 
 from harness.core.paths import Results, TrialFolder
@@ -18,13 +17,10 @@ from harness.launch.runner import TrialListener
 from harness.records.record import Record
 from harness.sweep import sweep as spec
 from harness.sweep.cluster import Parallel, Profile, ValidityRules
+from tests.support.sweeps import write
 
 # Tests that share a small machine disturb each other; no trial must be invalid for that.
-NO_VALIDITY_LIMITS: dict[str, Any] = {
-    "steal": None,
-    "contention": None,
-    "data_wait": None,
-}
+NO_VALIDITY_LIMITS: dict[str, Any] = dict.fromkeys(("steal", "contention", "data_wait"))
 USER_SCRIPTS = Path(__file__).parent / "user-scripts"  # with their own loops
 LINE = f"{Path(__file__).parent / 'line.py'}:LineFit"
 
@@ -45,11 +41,7 @@ def line_sweep(folder: Path, workloads: Mapping[str, Mapping[str, Any]], **keys:
     `workloads` has the keys of each entry by its label; `keys` are those of the sweep.
     """
     entries = {label: {"uses": LINE, **entry} for label, entry in workloads.items()}
-    content = {"name": "line", "workloads": entries, "warmup": 2, **keys}
-    content = json.loads(json.dumps(content))  # shared parts would be written as aliases
-    path = folder / "line.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return path
+    return write(folder, entries, "line.yaml", **{"name": "line", "warmup": 2, **keys})
 
 
 def run(
@@ -59,9 +51,7 @@ def run(
     fail_fast: bool = False,
     redo: runner.Redo = "failed",
     forkserver: bool = True,
-    environment: Mapping[str, str] = MappingProxyType({}),
     listener: TrialListener | None = None,
-    validity: ValidityRules | None = None,
     parallel: Parallel = 1,
 ) -> list[Record]:
     """Run the pending trials of a sweep on this machine and return the records of all its trials.
@@ -73,21 +63,20 @@ def run(
     profile = Profile(
         slots=slots,
         device="cpu",
-        environment=dict(environment),
         forkserver=forkserver,
-        validity=validity or ValidityRules(**NO_VALIDITY_LIMITS),
+        validity=ValidityRules(**NO_VALIDITY_LIMITS),
         parallel=parallel,
     )
-    listener = listener or RecordCollector()
-    return runner.run(sweep, profile, folder, listener, redo=redo, fail_fast=fail_fast)
+    return runner.run(
+        sweep, profile, folder, listener or RecordCollector(), redo=redo, fail_fast=fail_fast
+    )
 
 
 def local_profile(folder: Path, **keys: Any) -> Path:
     """Write a profile with the same settings for the command line and return its path."""
     path = folder / "local.yaml"
-    path.write_text(
-        yaml.safe_dump({"device": "cpu", "validity": NO_VALIDITY_LIMITS, **keys}), encoding="utf-8"
-    )
+    content = {"device": "cpu", "validity": NO_VALIDITY_LIMITS, **keys}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
 
 
@@ -98,14 +87,10 @@ def by_label(records: Sequence[Record]) -> dict[str, Record]:
 def processes_below(folder: Path) -> list[int]:
     """Return the ids of other processes whose command line names something in `folder`."""
     process_ids: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command_line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has just ended
-            if str(folder).encode() in command_line:
-                process_ids.append(int(entry.name))
+    for process in psutil.process_iter(["cmdline"]):
+        command_line = " ".join(process.info["cmdline"] or [])
+        if process.pid != os.getpid() and str(folder) in command_line:
+            process_ids.append(process.pid)
     return process_ids
 
 

@@ -34,12 +34,13 @@ def address(folder: Path, owner: int) -> str:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address_path.exists():
-            start(folder, owner, address_path)
+            start(folder, owner)
+        wait_until(address_path.exists)
     return address_path.read_text(encoding="utf-8")
 
 
-def start(folder: Path, owner: int, address_path: Path) -> None:
-    """Start the server and return once it answers; raises RuntimeError with its log if it ends.
+def start(folder: Path, owner: int) -> None:
+    """Start the server.
 
     This process has loaded MLflow, or will for its tests, so that it prepares the database.
     """
@@ -47,8 +48,7 @@ def start(folder: Path, owner: int, address_path: Path) -> None:
     results.path.mkdir(exist_ok=True)
     Tracker(results).prepare()
     command = [sys.executable, "-m", "tests.support.shared_server", str(folder), str(owner)]
-    log_path = folder / "log"
-    with log_path.open("wb") as log:
+    with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
             cwd=TOP,
@@ -58,9 +58,6 @@ def start(folder: Path, owner: int, address_path: Path) -> None:
             start_new_session=True,  # it outlives the process that has started it
         )
     _started.append(process)
-    wait_until(lambda: address_path.exists() or process.poll() is not None)
-    if not address_path.exists():
-        raise RuntimeError(f"no MLflow server: {log_path.read_text(errors='replace')}")
 
 
 def results_in(folder: Path) -> Results:

@@ -6,7 +6,6 @@ import shutil
 import site
 import subprocess
 import venv
-from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = "upgraded"
@@ -42,11 +41,10 @@ def container() -> list[str]:
     It is the first of CONTAINERS that this machine has and allows. In all but the last, process ids
     are others than outside.
     """
-    return next(command for command in CONTAINERS if _works(command))
-
-
-def _works(command: Sequence[str]) -> bool:
-    """Return whether a command is there, and runs the command after it."""
-    if shutil.which(command[0]) is None:
-        return False
-    return subprocess.run([*command, "true"], stderr=subprocess.DEVNULL).returncode == 0
+    for command in CONTAINERS[:-1]:
+        if shutil.which(command[0]) is None:
+            continue
+        tried = subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=False)
+        if tried.returncode == 0:
+            return command
+    return CONTAINERS[-1]

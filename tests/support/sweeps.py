@@ -23,12 +23,14 @@ class DumperWithoutAliases(yaml.SafeDumper):
 DIGITS = {"mlp": {"data": {"source": "digits"}}}
 
 
-def write(folder: Path, workloads: Any = DIGITS, **keys: Any) -> Path:
+def write(
+    folder: Path, workloads: Any = DIGITS, file_name: str = "sweep.yaml", **keys: Any
+) -> Path:
     """Write a sweep file and return its path; `keys` are further keys of the file.
 
     Its workload is an MLP on digits unless there are others.
     """
-    path = folder / "sweep.yaml"
+    path = folder / file_name
     content = {"name": "demo", "workloads": workloads, **keys}
     text = yaml.dump(content, Dumper=DumperWithoutAliases, sort_keys=False)
     path.write_text(text, encoding="utf-8")

@@ -10,8 +10,7 @@ import torch
 
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
-from harness.sweep.axes import Axes
-from harness.sweep.cell import Cell, Length, Trial
+from harness.sweep.cell import Length, Trial
 from harness.training.build import TrialParts
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -35,13 +34,8 @@ def make_assignment(*, steps: int, **axes: Any) -> Assignment:
     # Here, as it loads PyYAML, which a machine that only trains may not have.
     from tests.factories import make_cell
 
-    cell = Cell(
-        workload=make_cell().workload,
-        axes=Axes.of({"batch_size": 32, **axes}),
-        length=Length(steps=steps),
-        evaluate=Length(steps=steps),
-        warmup=1,
-    )
+    cell = make_cell(steps=steps, **{"batch_size": 32, **axes})
+    cell = replace(cell, evaluate=Length(steps=steps), warmup=1)
     return Assignment(trial=Trial(cell=cell, seed=0), base_folder="")
 
 

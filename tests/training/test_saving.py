@@ -68,10 +68,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RankResult:
     return attempt(TrialFolder(folder / "trial"), load_assignment(folder, PLAIN), None)
 
 
-def saving_assignment(folder: Path, entry: dict[str, Any] = PLAIN, keep: int = 2) -> Assignment:
+def saving_assignment(folder: Path, keep: int = 2) -> Assignment:
     """Return the test trial with a save every few steps."""
     plan = CheckpointRules(every=f"{EVERY} steps", keep=keep)
-    return replace(load_assignment(folder, entry), saves=plan)
+    return replace(load_assignment(folder, PLAIN), saves=plan)
 
 
 def killed_attempt(folder: TrialFolder, assignment: Assignment, prepare: Callable[[], None]) -> int:

@@ -21,11 +21,11 @@ from workloads.settings import Settings
 LEAVES = 8
 
 
-def random_leaves(seed: int, elements: int = 1000) -> Tensor:
-    """Return gradients of many magnitudes, shape (LEAVES, elements)."""
+def random_leaves(seed: int) -> Tensor:
+    """Return gradients of many magnitudes, shape (LEAVES, 1000)."""
     generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(-6, 7, (LEAVES, elements), generator=generator)
-    return torch.randn(LEAVES, elements, generator=generator) * 2.0**exponents
+    exponents = torch.randint(-6, 7, (LEAVES, 1000), generator=generator)
+    return torch.randn(LEAVES, 1000, generator=generator) * 2.0**exponents
 
 
 def sum_at_ranks(leaves: Tensor, world_size: int) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.distilbert import VOCABULARY, distilbert, load_saved_model, save_small_model
+from tests.support.distilbert import VOCABULARY, distilbert, save_small_model
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
 from workloads.distilbert_settings import DistilBertOptions
@@ -75,12 +75,16 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_pretrained_folder(checkpoint: Path) -> None:
+    from transformers.models.distilbert.modeling_distilbert import (
+        DistilBertForSequenceClassification,
+    )
+
     options = DistilBertOptions(pretrained=checkpoint, dropout=0.3)
     options.check()
     pretrained = distilbert(options, DATA)
     pretrained.splits()
     model: Any = pretrained.build_model()
-    source = load_saved_model(checkpoint)
+    source: Any = DistilBertForSequenceClassification.from_pretrained(checkpoint)
     for (name, loaded), saved in zip(
         model.bert.distilbert.named_parameters(), source.distilbert.parameters(), strict=True
     ):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -27,11 +28,20 @@ from tests.programs.gpu.outcome import LOG, Outcome, judge, summary, write
 from tests.programs.gpu.parts import FIRST, OPTIONAL, REQUIRED, Part, parts
 
 TOP = Path(__file__).resolve().parents[3]
+MINUTES = 10.0  # of all parts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try all parts, write the page after each, and return the exit code."""
-    options = parse(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.programs.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="as short as can be")
+    options = parser.parse_args(arguments)
     missing = [name for name in (*REQUIRED, *OPTIONAL) if importlib.util.find_spec(name) is None]
     print(f"missing packages: {', '.join(missing) or 'none'}", flush=True)
     needed = [name for name in REQUIRED if name in missing]
@@ -39,10 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"found no {', '.join(needed)}: no part can train without", file=sys.stderr)
         return 2
     chosen = parts(options.device, small=options.small)
-    if options.only:
-        chosen = [part for part in chosen if part.name in (FIRST, *options.only)]
     options.output.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * options.minutes
+    deadline = time.monotonic() + 60 * MINUTES
     outcomes: list[Outcome] = []
     for number, part in enumerate(chosen, start=1):
         outcome = try_part(part, options, missing, deadline)
@@ -57,21 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(outcome.status in ("failed", "timed out") for outcome in outcomes))
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.programs.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="as short as can be")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of all parts (default 10)")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts")
-    return parser.parse_args(arguments)
-
-
 def try_part(
     part: Part, options: argparse.Namespace, missing: Sequence[str], deadline: float
 ) -> Outcome:
@@ -84,16 +77,17 @@ def try_part(
     elif lacking:
         reason = f"needs {', '.join(lacking)}"
     elif left < 1:
-        reason = f"the {options.minutes:g} minutes were over"
+        reason = f"the {MINUTES:g} minutes were over"
     if reason:
         return Outcome(part=part, status="skipped", reason=reason)
     folder = (options.output / part.name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for name in folder.glob("*.json"):  # of an earlier run
         name.unlink()
-    command = [sys.executable, "-m", part.module, str(folder), "--device", options.device]
+    command = [sys.executable, "-m", part.module, str(folder), options.device]
+    command += [part.task, json.dumps(part.keywords)]
     start = time.monotonic()
-    exit_code = run([*command, *part.arguments], folder / LOG, min(part.seconds, left))
+    exit_code = run(command, folder / LOG, min(part.seconds, left))
     is_real = options.device == "cuda" and not options.small
     return judge(part, folder, exit_code, time.monotonic() - start, is_real=is_real)
 

@@ -1,11 +1,10 @@
-"""Defines the parts of a run: which module each starts, what it shows, and what it needs.
+"""Defines the parts of a run: which task each does, what it shows, and what it needs.
 
 Loads the standard library only.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,20 +14,49 @@ REQUIRED = ("torch", "numpy", "scipy", "xxhash", "safetensors", "msgspec", "psut
 # What some parts need besides, and what makes a part show more.
 OPTIONAL = ("transformers", "tokenizers", "pytest", "yaml", "pynvml")
 TEXT = ("transformers", "tokenizers", "yaml")  # Hugging Face's hub reads YAML
-PINNED: dict[str, Any] = {"num_workers": 2, "loader.pin_memory": True}
-OFFLOADED: dict[str, Any] = {"fsdp.cpu_offload": True}
 FIRST = "machine"  # the part without which none of the others makes sense
+# A trial for each setting that is another program on a GPU: its name, what it shows, and its axes.
+TRIALS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
+    ("mlp", "the MLP, CUDA events around its steps", {}),
+    ("cnn", "the CNN, peaks of allocated memory", {}),
+    ("tf32", "TensorFloat-32", {"precision": "tf32"}),
+    ("bf16", "autocast in bf16", {"precision": "bf16"}),
+    ("fp16", "autocast in fp16 with loss scaling", {"precision": "fp16"}),
+    ("compile", "torch.compile", {"execution": "compile"}),
+    ("reduce-overhead", "CUDA graphs", {"execution": "compile:reduce-overhead"}),
+    ("resident", "data on the device", {"input": "resident"}),
+    (
+        "pinned",
+        "page-locked batches from two workers",
+        {"num_workers": 2, "loader.pin_memory": True},
+    ),
+    ("ddp", "DDP: NCCL on a GPU, gloo on a CPU", {"strategy": "ddp"}),
+    ("fsdp2", "FSDP2 on one device", {"strategy": "fsdp2"}),
+    (
+        "fsdp2-bf16",
+        "FSDP2's own mixed precision",
+        {"strategy": "fsdp2", "precision": "bf16:fsdp2"},
+    ),
+    (
+        "offload",
+        "FSDP2 with parameters on the host",
+        {"strategy": "fsdp2", "fsdp.cpu_offload": True},
+    ),
+    ("determinism", "two runs in deterministic mode, to the same bits", {"deterministic": True}),
+)
+GPU_ONLY = ("tf32", "fp16", "reduce-overhead", "pinned", "offload")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One thing to try: `python -m MODULE FOLDER --device DEVICE ARGUMENTS`."""
+    """One thing to try: `python -m MODULE FOLDER DEVICE TASK KEYWORDS`."""
 
     name: str  # of its folder and its row
     shows: str
-    module: str
-    arguments: Sequence[str] = ()
-    seconds: float = 90.0  # the limit
+    module: str = "tests.programs.gpu.tasks"
+    task: str = ""  # a function of the module
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # of the function
+    seconds: float = 150.0  # the limit
     needs: Sequence[str] = ()  # packages besides REQUIRED
     gpu_only: bool = False
     goals: Mapping[str, float] = field(default_factory=dict)  # figure -> the least that is wanted
@@ -43,84 +71,43 @@ def parts(device: str, *, small: bool) -> list[Part]:
         Part(
             name=FIRST,
             shows="the device, torch and the packages",
-            module="tests.programs.gpu.machine",
+            task="describe_machine",
         ),
         Part(
             name="peaks",
             shows="matrix products in each type, and copies",
-            module="tests.programs.gpu.peaks",
+            task="measure_peaks",
         ),
         *_trials(12 if small else 300),
-        *_races(device, "3" if small else "12"),
+        *_races(device, 3 if small else 12),
         *_distilbert(small=small),
         Part(
             name="tests",
             shows="the tests that are marked gpu, and those of NVML and telemetry",
-            module="tests.programs.gpu.marked",
+            task="run_tests",
             needs=("pytest", "yaml", "pynvml"),
         ),
     ]
 
 
 def _trials(steps: int) -> list[Part]:
-    """Return a trial for each setting that is another program on a GPU."""
-    return [
-        _trial("mlp", "the MLP, CUDA events around its steps", steps, workload="mlp"),
-        _trial("cnn", "the CNN, peaks of allocated memory", steps),
-        _trial("tf32", "TensorFloat-32", steps, gpu_only=True, precision="tf32"),
-        _trial("bf16", "autocast in bf16", steps, precision="bf16"),
-        _trial("fp16", "autocast in fp16 with loss scaling", steps, gpu_only=True, precision="fp16"),
-        _trial("compile", "torch.compile", steps, seconds=150, execution="compile"),
-        _trial(
-            "reduce-overhead", "CUDA graphs", steps, seconds=150, gpu_only=True,
-            execution="compile:reduce-overhead",
-        ),
-        _trial("resident", "data on the device", steps, input="resident"),
-        _trial(
-            "pinned", "page-locked batches from two workers", steps, gpu_only=True,
-            **PINNED,
-        ),
-        _trial("ddp", "DDP: NCCL on a GPU, gloo on a CPU", steps, strategy="ddp"),
-        _trial("fsdp2", "FSDP2 on one device", steps, strategy="fsdp2"),
-        _trial(
-            "fsdp2-bf16", "FSDP2's own mixed precision", steps, strategy="fsdp2",
-            precision="bf16:fsdp2",
-        ),
-        _trial(
-            "offload", "FSDP2 with parameters on the host", steps, gpu_only=True, strategy="fsdp2",
-            **OFFLOADED,
-        ),
-        _trial(
-            "determinism", "two runs in deterministic mode, to the same bits", steps, times=2,
-            deterministic=True,
-        ),
-    ]  # fmt: skip
+    """Return the parts of TRIALS."""
+    trials = []
+    for name, shows, axes in TRIALS:
+        workload = "mlp" if name == "mlp" else "cnn"
+        cell = {"workload": workload, "steps": steps, "axes": {"batch_size": 64, **axes}}
+        trial = Part(
+            name=name,
+            shows=shows,
+            task="train",
+            keywords={"cell": cell, "times": 2 if name == "determinism" else 1},
+            gpu_only=name in GPU_ONLY,
+        )
+        trials.append(trial)
+    return trials
 
 
-def _trial(
-    name: str,
-    shows: str,
-    steps: int,
-    *,
-    workload: str = "cnn",
-    seconds: float = 90.0,
-    gpu_only: bool = False,
-    times: int = 1,
-    **axes: Any,
-) -> Part:
-    """Return a part that trains a cell with these axes, `times` times to the same parameters."""
-    cell = {"workload": workload, "steps": steps, "axes": {"batch_size": 64, **axes}}
-    return Part(
-        name=name,
-        shows=shows,
-        module="tests.programs.gpu.train",
-        arguments=["--cell", json.dumps(cell), "--times", str(times)],
-        seconds=seconds,
-        gpu_only=gpu_only,
-    )
-
-
-def _races(device: str, windows: str) -> list[Part]:
+def _races(device: str, windows: int) -> list[Part]:
     """Return the comparisons of the harness's loop with the bare one, and at its fastest with the textbook's."""
     fast = {"input": "resident"}
     if device == "cuda":
@@ -128,12 +115,16 @@ def _races(device: str, windows: str) -> list[Part]:
     races = []
     for workload in ("mlp", "cnn"):
         for against, axes, goal in (("bare", {}, 0.98), ("textbook", fast, 1.0)):
-            arguments = ["--workload", workload, "--against", against, "--windows", windows]
             race = Part(
                 name=f"{against}-{workload}",
                 shows=f"samples/s of the {workload} beside the {against} loop",
-                module="tests.programs.gpu.race",
-                arguments=[*arguments, "--axes", json.dumps(axes)],
+                task="race",
+                keywords={
+                    "workload": workload,
+                    "against": against,
+                    "axes": axes,
+                    "windows": windows,
+                },
                 goals={f"harness : {against}": goal},
             )
             races.append(race)
@@ -161,8 +152,8 @@ def _distilbert(*, small: bool) -> list[Part]:
             Part(
                 name=f"distilbert-{execution}",
                 shows=f"DistilBERT-{size} in bf16, {execution}",
-                module="tests.programs.gpu.train",
-                arguments=["--cell", json.dumps(cell)],
+                task="train",
+                keywords={"cell": cell},
                 seconds=180,
                 needs=TEXT,
                 goals=goals,

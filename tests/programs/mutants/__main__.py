@@ -1,35 +1,29 @@
-"""Plants defects, compares equal runs, interrupts and kills trials, and counts what was found."""
+"""Plants defects, compares equal runs, kills trials, and counts what was found."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.reproduce.divergence import Traces, compare
-from harness.training import progress, train
-from tests.programs.mutants.injections import Injection, injections
-from tests.programs.mutants.interruptions import Interrupter, draws
-from tests.programs.mutants.slurm_kills import SlurmKiller, slurm_of_two_nodes
-from tests.programs.mutants.trials import Setting, trace, warm_up
+from tests.programs.mutants.injections import Injection, Setting, injections
+from tests.programs.mutants.kills import Killer, Local, OnSlurm, Place, slurm_of_two_nodes
 
-# Compiled trainings take several times as long.
-EXECUTIONS = ("eager",) * 7 + ("compile",)
+KILL_MINUTES = 60.0  # after which no trial is killed any more
 
 
 class Proof:
     """Runs of one seed, with a line for each, and counts of those that went as they must."""
 
-    def __init__(self, folder: Path, seed: int, executions: Sequence[str]) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
         self._seed = seed
-        self._executions = executions
         self._references: dict[Setting, Traces] = {}
         self.passed: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -38,61 +32,35 @@ class Proof:
         """Plant so many defects; each must be named as what it is."""
         for number, injection in enumerate(self._injections(count)):
             folder = self._folder / f"mutant{number}"
-            trial = injection.setting.trial(self._folder, **injection.options)
-            comparison = compare(self._reference(injection.setting), trace(folder, trial))
+            traces = injection.setting.trace(folder, **injection.options)
+            found = injection.problem(compare(self._reference(injection.setting), traces))
             group = f"{injection.kind:29} {injection.setting}"
-            self._note(group, str(injection), injection.problem(comparison), folder)
+            self._note(group, str(injection), found, folder)
 
     def compare_equal(self, count: int) -> None:
         """Run so many trainings again; none may be reported."""
         for number, injection in enumerate(self._injections(count)):
             setting, folder = injection.setting, self._folder / f"equal{number}"
-            found = _difference(
-                self._reference(setting), trace(folder, setting.trial(self._folder))
-            )
+            found = _difference(self._reference(setting), setting.trace(folder))
             self._note(f"{'equal':29} {setting}", str(setting), found, folder)
 
-    def compare_strategies(self) -> None:
-        """Compare DDP with FSDP2: of two ranks, gradients have one sum, so all bits are the same."""
-        ddp, fsdp2 = (self._reference(Setting(strategy, 2)) for strategy in ("ddp", "fsdp2"))
-        self._note("ddp×2 and fsdp2×2", "", _difference(_unsharded(ddp), _unsharded(fsdp2)))
-
-    def interrupt(self, count: int, minutes: float) -> None:
-        """Strike until so many strikes have hit a trial, or the time is over."""
-        if not count:
-            return
-        train.SEGMENT_SECONDS = 1e-9  # a segment is a step, so that every step can be interrupted
-        interrupter = Interrupter(self._folder)
-        deadline = time.monotonic() + 60 * minutes
-        for setting, strikes in draws(self._seed):
-            if interrupter.counts.strikes.total() >= count or time.monotonic() > deadline:
-                break
-            found = interrupter.run(setting, strikes)
-            description = f"{setting.name}: {', '.join(strike.name for strike in strikes)}"
-            self._note(f"interrupted {setting.name}", description, found)
-        print(*interrupter.counts.lines(), sep="\n", flush=True)
-
-    def kill_jobs(self, count: int, minutes: float) -> None:
-        """Kill jobs on a real Slurm, its daemons and nodes, so many times."""
-        if not count:
-            return
-        # `warm_up` has blocked it, and what is started from here would inherit that.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {progress.SIGNAL})
-        with slurm_of_two_nodes() as slurm:
-            killer = SlurmKiller(self._folder / "jobs", slurm, self._seed)
-            for description, found in killer.run(count, minutes):
-                self._note("killed on Slurm", description, found)
-        print("On Slurm:", *killer.counts.lines(), sep="\n", flush=True)
+    def kill(self, place: Place, count: int) -> None:
+        """Strike trials at a place until so many strikes have hit one, or the time is over."""
+        name = type(place).__name__
+        killer = Killer(self._folder / name, place, self._seed)
+        for description, found in killer.run(count, KILL_MINUTES):
+            self._note(f"killed, {name}", description, found)
+        print(f"{name}:", *killer.lines(), sep="\n", flush=True)
 
     def _injections(self, count: int) -> Iterator[Injection]:
         """Yield so many injections, the same in every call."""
-        return itertools.islice(injections(self._seed, self._executions), count)
+        return itertools.islice(injections(self._seed), count)
 
     def _reference(self, setting: Setting) -> Traces:
         """Return the traces of a training without a defect."""
         if setting not in self._references:
             folder = self._folder / f"reference{len(self._references)}"
-            self._references[setting] = trace(folder, setting.trial(self._folder))
+            self._references[setting] = setting.trace(folder)
             shutil.rmtree(folder)
         return self._references[setting]
 
@@ -108,7 +76,7 @@ class Proof:
             self.failed.append(f"{group} {description}: {found}")
         verdict = "ok  " if found is None else "FAIL"
         stamp = time.strftime("%H:%M:%S")
-        print(f"{stamp} {verdict} {description or group} {found or ''}", flush=True)
+        print(f"{stamp} {verdict} {description} {found or ''}", flush=True)
 
 
 def _difference(a: Traces, b: Traces) -> str | None:
@@ -121,33 +89,25 @@ def _difference(a: Traces, b: Traces) -> str | None:
     return None
 
 
-def _unsharded(traces: Traces) -> Traces:
-    """Return traces without what FSDP2 has another of: flattened gradients, and a rank's buffers."""
-    unalike = ("backward", "buffers before", "buffers")
-    return [[mark for mark in trace if mark.phase not in unalike] for trace in traces]
-
-
 def main() -> None:
     """Run the proof; exit with 1 if a defect was not named, or an equal run reported."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs.mutants", description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--injections", type=int, default=200)
-    parser.add_argument("--equal", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=300, help="interruptions and SIGKILLs")
+    parser.add_argument("--mutants", type=int, default=200, help="and as many equal runs")
+    parser.add_argument("--kills", type=int, default=300, help="of trials on this machine")
     parser.add_argument("--slurm-kills", type=int, default=0, help="of jobs; needs root and Slurm")
-    parser.add_argument("--kill-minutes", type=float, default=60, help="start no kill after these")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executions", nargs="+", default=EXECUTIONS)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    proof = Proof(options.output, options.seed, options.executions)
-    warm_up(options.output / "cache", compiles="compile" in options.executions)
-    if options.injections:
-        proof.compare_strategies()
-    proof.inject(options.injections)
-    proof.compare_equal(options.equal)
-    proof.interrupt(options.kills, options.kill_minutes)
-    proof.kill_jobs(options.slurm_kills, options.kill_minutes)
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    proof = Proof(output, options.seed)
+    proof.inject(options.mutants)
+    proof.compare_equal(options.mutants)
+    if options.kills:
+        proof.kill(Local(), options.kills)
+    if options.slurm_kills:
+        with slurm_of_two_nodes() as slurm:
+            proof.kill(OnSlurm(slurm), options.slurm_kills)
     print()
     for group, count in sorted(proof.passed.items()):
         print(f"{count:5} {group}")

@@ -5,13 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.reproduce.divergence import TraceComparison
-from tests.programs.mutants.trials import BATCH_SIZE, STEPS, STEPS_BETWEEN_EVALUATIONS, Setting
-from tests.support.mutants import BIT_PARAMETERS
+import yaml
 
+from harness.records.trace import Recording
+from harness.reproduce.divergence import TraceComparison, Traces
+from harness.reproduce.tracing import TracedTrial, Tracer
+from harness.sweep.cluster import Profile
+from harness.sweep.sweep import load_sweep
+from tests.support.mutants import BIT_PARAMETERS
+from tests.support.tree import TOP
+
+MUTANT = f"{TOP / 'tests' / 'support' / 'mutants.py'}:MutantLine"
+STEPS = 48
+STEPS_BETWEEN_EVALUATIONS = 12
+BATCH_SIZE = 32
+TIMEOUT = 300.0  # seconds that a trial may take
+EXECUTIONS = ("eager",) * 7 + ("compile",)  # compiled trainings take several times as long
 # The phase in which each kind shows first, and the tensor, or one of those of the same moment.
 KINDS: Mapping[str, tuple[str, str]] = {
     # A loader worker draws other noise, for one batch of one rank.
@@ -41,6 +54,72 @@ KINDS: Mapping[str, tuple[str, str]] = {
     # It changes a buffer once; rank 0's is looked at by itself.
     "buffers in after_step": ("buffers before", "inner.1.running_mean"),
 }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A training of the tests' mutant workload, without a defect."""
+
+    strategy: str
+    world_size: int
+    execution: str = "eager"
+    num_workers: int = 0
+    average: float = 0.0
+    static_graph: bool = False
+    samples: int = 1024
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return a label for it in a sweep."""
+        strategy = f"{self.strategy}-static" if self.static_graph else self.strategy
+        return f"{strategy}-{self.world_size}-w{self.num_workers}"
+
+    def sweep(self, **options: Any) -> dict[str, Any]:
+        """Return a sweep of it; `options` are the workload's, a defect among them."""
+        axes = {
+            "strategy": self.strategy,
+            "world_size": self.world_size,
+            "execution": self.execution,
+            "num_workers": self.num_workers,
+            "batch_size": BATCH_SIZE,
+        }
+        if self.strategy == "hsdp":
+            axes["shard_size"] = self.world_size // 2
+        if self.static_graph:
+            axes["ddp.static_graph"] = True
+        options = {
+            "dropout": 0.3,
+            "samples": self.samples,
+            "average": self.average,
+            **options,
+        }
+        if self.num_workers:
+            options["noise"] = 0.1
+        return {
+            "name": "mutants",
+            "workloads": {"mutant": {"uses": MUTANT, "axes": axes, "options": options}},
+            "length": {"steps": STEPS},
+            "evaluate": {"steps": STEPS_BETWEEN_EVALUATIONS},
+            "warmup": 2,
+            "seeds": [self.seed],
+        }
+
+    def trace(self, folder: Path, **options: Any) -> Traces:
+        """Run it with every tensor of every step digested; return its ranks' traces.
+
+        `options` are the workload's, a defect among them. Raises HarnessError if a rank fails.
+        """
+        folder.mkdir()
+        path = folder / "mutants.yaml"
+        path.write_text(yaml.safe_dump(self.sweep(**options)), encoding="utf-8")
+        (trial,) = load_sweep(path).trials()
+        tracer = Tracer(folder, Profile(slots=4, device="cpu"), TIMEOUT)
+        traced = TracedTrial(trial=trial, base_folder=folder)
+        return tracer.trace(self.name, traced, Recording(last_step=STEPS, all_steps=True)).traces
+
+    def __str__(self) -> str:
+        return f"{self.strategy}×{self.world_size} {self.execution}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +205,13 @@ def draw(kind: str, random: Random, setting: Setting) -> Injection:
     )
 
 
-def injections(seed: int, executions: Sequence[str]) -> Iterator[Injection]:
-    """Yield injections without end: rounds of every kind in every setting, in a drawn order.
-
-    Settings draw from `executions`, some of which may be there several times.
-    """
+def injections(seed: int) -> Iterator[Injection]:
+    """Yield injections without end: rounds of every kind in every setting, in a drawn order."""
     for number in itertools.count():
         random = Random(f"{seed} {number}")
         drawn = []
         for kind, strategy, ranks in itertools.product(KINDS, ("ddp", "fsdp2"), (2, 4)):
-            execution = random.choice(executions)
+            execution = random.choice(EXECUTIONS)
             seed_of_trial = number % 2 if execution == "eager" else 0
             setting = Setting(strategy, ranks, execution, seed=seed_of_trial)
             drawn.append(draw(kind, random, setting))

@@ -3,76 +3,117 @@
     python -m tests.programs.perf.bench            half an hour, while nothing else should run
     python -m tests.programs.perf.bench --quick    a minute: whether all of it runs
 
-Each part is a process of its own.
+The training loop is compared with others in processes of their own. A sweep of short trials is compared with
+a bare script under torchrun for each of them.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from tests.programs.perf.comparison import ROWS_PATH, Comparison, markdown_table, read_rows
-from tests.programs.perf.results import Watch, write_results
+from tests.programs.perf.comparison import compare
+from tests.programs.perf.overhead import BLOCKS, WORKLOADS
+from tests.programs.perf.results import Benchmark, Row, markdown
+from tests.support.running import local_profile
+from tests.support.sweeps import write
 from tests.support.tree import TOP
 
-TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2")
-OVERHEAD = ("-m", "tests.programs.perf.overhead")
-LAUNCHER = ("-m", "tests.programs.perf.launcher")
-TWO_WORKLOADS = ("--workloads", "mlp", "cnn")
-# Title, command, and more arguments for a try.
-PARTS: Sequence[tuple[str, Sequence[str], Sequence[str]]] = (
-    (
-        "The training loop beside others that train the same",
-        (sys.executable, *OVERHEAD),
-        ("--blocks", "2", "--workloads", "mlp"),
-    ),
-    (
-        "The same with two ranks",
-        (*TORCHRUN, *OVERHEAD, *TWO_WORKLOADS),
-        ("--blocks", "2", "--workloads", "mlp"),
-    ),
-    (
-        "A sweep of short trials beside a bare script under torchrun for each of them",
-        (sys.executable, *LAUNCHER),
-        ("--cells", "4", "--runs", "1", "--scripts", "1"),
-    ),
-)
+BIN = Path(sys.executable).parent
+TORCHRUN = (str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2")
+SCRIPT = Path(__file__).with_name("torchrun_script.py")
+CELLS = 48
+RUNS = 3  # of the sweep
+SCRIPTS = 4  # runs of the script after each
+STEPS = 20
+RANKS = 2
+# To run the script: now and then, gloo aborts a rank that is about to end ("terminate
+# called without an active exception").
+ATTEMPTS = 3
+GOAL = 9.0  # times as fast as the script for each of `CELLS`
 
 
-def run_part(command: Sequence[str]) -> list[Comparison]:
-    """Run a part and return its rows; raises CalledProcessError if it fails."""
+def compare_loops(launcher: Sequence[str], blocks: int, workloads: Sequence[str]) -> list[Row]:
+    """Return the rows of the training loop beside others, from ranks that a launcher starts."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "rows.json"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", ROWS_PATH: str(path)}
-        subprocess.run(command, env=environment, cwd=TOP, check=True)
-        return read_rows(path)
+        command = [*launcher, "-m", "tests.programs.perf.overhead", str(path), str(blocks)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, *workloads], env=environment, cwd=TOP, check=True)
+        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
+def compare_sweep(cells: int, runs: int, scripts: int) -> Row:
+    """Return the row of a sweep beside scripts, which run after it each time."""
+    seconds: list[float] = []
+    script_seconds: list[float] = []  # of all cells, by the median of the scripts after each run
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as name:
+            seconds.append(time_sweep(Path(name), cells))
+        times = [time_script(1e-3 * (1 + number)) for number in range(scripts)]
+        script_seconds.append(cells * statistics.median(times))
+    return compare(
+        f"{cells} cells of {RANKS} ranks and {STEPS} steps",
+        "a bare script under torchrun for each",
+        seconds,
+        script_seconds,
+        goal=GOAL if cells == CELLS else None,
+    )
+
+
+def time_sweep(folder: Path, cells: int) -> float:
+    """Return the seconds that `harness run` takes for the sweep, from its beginning."""
+    rates = [1e-3 * (1 + number) for number in range(cells)]
+    matrix = {"world_size": RANKS, "strategy": "ddp", "lr": rates}
+    sweep = write(folder, matrix=matrix, length={"steps": STEPS})
+    profile = local_profile(folder, slots=RANKS)
+    command = [str(BIN / "harness"), "--results", str(folder / "results")]
+    command += ["run", str(sweep), "--cluster", str(profile)]
+    start = time.perf_counter()
+    with (folder / "run.log").open("w") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+    return time.perf_counter() - start
+
+
+def time_script(rate: float) -> float:
+    """Return the seconds that the script takes; raises RuntimeError if it fails each time."""
+    command = [*TORCHRUN, str(SCRIPT), str(rate)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(ATTEMPTS):
+        start = time.perf_counter()
+        script = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False
+        )
+        seconds = time.perf_counter() - start
+        if script.returncode == 0:
+            return seconds
+    raise RuntimeError(f"{SCRIPT.name} exited with {script.returncode}: {script.stderr}")
 
 
 def main() -> None:
-    """Run all parts, print the table of all ratios and leave it in a file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.programs.perf.bench", description=__doc__
+    """Run all parts, and leave the table of all ratios."""
+    benchmark = Benchmark("bench", __doc__)
+    blocks, workloads, sizes = BLOCKS, WORKLOADS, (CELLS, RUNS, SCRIPTS)
+    if benchmark.is_quick:
+        blocks, workloads, sizes = 2, WORKLOADS[:1], (4, 1, 1)
+    rows = compare_loops([sys.executable], blocks, workloads)
+    benchmark.probe()
+    rows += compare_loops(TORCHRUN, blocks, workloads[:2])
+    benchmark.probe()
+    rows.append(compare_sweep(*sizes))
+    explained = (
+        "Values are medians, ratios geometric means with Student's intervals over n pairs that were"
+        " measured in turn."
     )
-    parser.add_argument("--quick", action="store_true", help="try whether all of it runs")
-    is_quick = parser.parse_args().quick
-    rows: list[Comparison] = []
-    watch = Watch()
-    for title, command, quick in PARTS:
-        print(f"==> {title}", flush=True)
-        rows += run_part([*command, *quick] if is_quick else command)
-        watch.probe()
-    table = (
-        f"{markdown_table(rows)}\nValues are medians, ratios geometric means with Student's"
-        " intervals over n pairs that were measured in turn."
-    )
-    figures = {"rows": [asdict(row) for row in rows]}
-    write_results("bench", figures, table, watch, is_quick=is_quick)
+    benchmark.write(f"{markdown(rows)}\n{explained}")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ Every share has its 95% interval (Clopper and Pearson), and the random numbers a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from scipy.stats import binomtest
 
 from harness.statistics.interval import mean_by_seed, mean_interval
 from harness.statistics.sequential import confidence_sequence
-from tests.programs.perf.results import Watch, write_results
+from tests.programs.perf.results import Benchmark, Row, markdown
 from tests.statistics.traces import DIFFERENCES, stop
 
 LOOKS = 60
@@ -33,8 +31,6 @@ GATE_PAIRS = 30  # that a gate's budget has room for
 CELLS = 20_000  # whose intervals are looked at, of each number of seeds and repeats
 SEEDS_AND_REPEATS = ((2, 5), (3, 3), (5, 1))
 SEED_SPREADS = (0.0, 1.0, 10.0)  # times the noise of a trial
-
-Row = dict[str, str]  # a column's title -> its cell
 
 
 def share(values: Any) -> str:
@@ -90,29 +86,17 @@ def coverage(seeds: int, repeats: int, spread: float, rows: int) -> Row:
     }
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return rows of the same columns as Markdown."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def main() -> None:
-    """Simulate all of it, and leave figures and tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.programs.perf.error_rates", description=__doc__
-    )
-    parser.add_argument("--quick", action="store_true", help="a tenth of all traces")
-    is_quick = parser.parse_args().quick
-    part = 10 if is_quick else 1
-    watch = Watch()
+    """Simulate all of it, and leave the tables."""
+    benchmark = Benchmark("statistics", __doc__)
+    part = 10 if benchmark.is_quick else 1
     cells = itertools.product(SEEDS_AND_REPEATS, SEED_SPREADS)
-    figures = {
-        "false_alarms": [false_alarms(kind, SEQUENCES // part) for kind in DIFFERENCES],
-        "power": [power(noise, SEQUENCES // part) for noise in NOISES],
-        "coverage": [coverage(*trials, spread, CELLS // part) for trials, spread in cells],
-    }
-    tables = "\n".join(table(rows) for rows in figures.values())
-    write_results("statistics", figures, tables, watch, is_quick=is_quick)
+    tables = [
+        markdown([false_alarms(kind, SEQUENCES // part) for kind in DIFFERENCES]),
+        markdown([power(noise, SEQUENCES // part) for noise in NOISES]),
+        markdown([coverage(*trials, spread, CELLS // part) for trials, spread in cells]),
+    ]
+    benchmark.write("\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ told apart is what `harness certify` measures.
 
 from __future__ import annotations
 
-import argparse
-import os
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -21,10 +19,12 @@ from harness.gate.paired import Budget, PairedResult, measure
 from harness.statistics.verdict import ALPHA
 from harness.sweep.cluster import Profile
 from harness.sweep.sweep import load_sweep
+from tests.programs.perf.results import Benchmark, Row, markdown
 from tests.support.repository import Repository
 
 SMALL = {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": []}}
 CASES = [(0.02, 10.0), (0.05, 2.0), (0.025, 30.0)]  # how much slower, and seconds of measuring
+TRIES = 20  # of each case
 MIN_EFFECT = 0.01
 
 
@@ -49,31 +49,32 @@ def try_case(slower: float, seconds: float, tries: int, folder: Path) -> list[Pa
     return results
 
 
-def summary(slower: float, results: list[PairedResult], seconds: float) -> str:
+def summary(slower: float, seconds: float, results: list[PairedResult]) -> Row:
     """Return how many were right, with a 95% interval (Clopper and Pearson)."""
     verdicts = Counter(result.verdict for result in results)
     low, high = binomtest(verdicts["slower"], len(results)).proportion_ci()
-    spent = np.median([result.seconds for result in results])
-    return (
-        f"{slower:.1%} slower found within {seconds:g} s:"
-        f" {verdicts['slower']} of {len(results)} ({low:.0%} to {high:.0%});"
-        f" median {spent:.1f} s; {dict(verdicts)}"
-    )
+    counts = [f"{count} {verdict}" for verdict, count in verdicts.most_common()]
+    return {
+        "slower by": f"{slower:.1%}",
+        "found within": f"{seconds:g} s",
+        "share [95% interval]": f"{verdicts['slower'] / len(results):.0%} [{low:.0%}, {high:.0%}]",
+        "median": f"{np.median([result.seconds for result in results]):.1f} s",
+        "verdicts": ", ".join(counts),
+    }
 
 
 def main() -> None:
-    """Try all cases, and print how many tries of each were right."""
-    parser = argparse.ArgumentParser(prog="python -m tests.programs.perf.gate", description=__doc__)
-    parser.add_argument("--tries", type=int, default=20, help="of each case (default 20)")
-    tries = parser.parse_args().tries
-    lines = []
+    """Try all cases, and leave how many tries of each were right."""
+    benchmark = Benchmark("gate", __doc__)
+    tries = 2 if benchmark.is_quick else TRIES
+    rows = []
     for slower, seconds in CASES:
-        load = os.getloadavg()[0]
-        print(f"{slower:.1%} slower, {seconds:g} s of measuring, load {load:.1f}")
+        print(f"{slower:.1%} slower, {seconds:g} s of measuring")
         with tempfile.TemporaryDirectory() as name:
             results = try_case(slower, seconds, tries, Path(name))
-        lines.append(summary(slower, results, seconds))
-    print("\n".join(lines))
+        rows.append(summary(slower, seconds, results))
+        benchmark.probe()
+    benchmark.write(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -1,125 +1,139 @@
-"""The training of an MLP or a CNN in JAX, as a loop that takes its turn beside those of torch."""
+"""The training of an MLP or a CNN in JAX, as a loop that takes its turn beside those of torch.
+
+It is what JAX's own guides show: a pure function of the loss, `jax.value_and_grad`, Adam of Optax, and one
+`jax.jit` around the whole step, which may overwrite its arguments. Losses stay on the device until they are
+asked for.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from torch import nn
 
 from harness.records.assignment import Assignment
 from harness.training.entry import load_workload
+from harness.training.order import BatchOrder, Indices
 from harness.training.ranks import derive_seed, seed_everything
-from tests.support.tree import TOP
-from workloads.base import load_splits
+from workloads.base import Workload, load_splits
+
+Parameters = dict[str, jax.Array]  # by the names of torch's state dict, in torch's shapes
+Forward = Callable[[Parameters, jax.Array], jax.Array]
+
+
+def mlp(parameters: Parameters, images: jax.Array) -> jax.Array:
+    """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width)."""
+    features = images.reshape(len(images), -1)
+    for layer in _layers(parameters, "hidden"):
+        features = jax.nn.relu(_linear(parameters, layer, features))
+    return _linear(parameters, "head", features)
+
+
+def cnn(parameters: Parameters, images: jax.Array) -> jax.Array:
+    """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width).
+
+    Convolutions work on images with their channels last, the layout that JAX's libraries use.
+    """
+    features = images.transpose(0, 2, 3, 1)
+    for layer in _layers(parameters, "features"):
+        kernels = parameters[f"{layer}.weight"].transpose(2, 3, 1, 0)
+        features = jax.lax.conv_general_dilated(
+            features,
+            kernels,
+            window_strides=(1, 1),
+            padding="SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        features = _halved(jax.nn.relu(features + parameters[f"{layer}.bias"]))
+    # Torch flattens channel by channel.
+    features = features.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    features = jax.nn.relu(_linear(parameters, "dense", features))
+    return _linear(parameters, "head", features)
+
+
+MODELS: Mapping[str, Forward] = {"mlp": mlp, "cnn": cnn}
+
+
+def _layers(parameters: Parameters, section: str) -> list[str]:
+    """Return the names of a section's layers that have weights, in their order."""
+    names = {name.rpartition(".")[0] for name in parameters if name.startswith(f"{section}.")}
+    return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def _linear(parameters: Parameters, layer: str, features: jax.Array) -> jax.Array:
+    """Return the output of a linear layer, whose weight has the shape (outputs, inputs)."""
+    return features @ parameters[f"{layer}.weight"].T + parameters[f"{layer}.bias"]
+
+
+def _halved(images: jax.Array) -> jax.Array:
+    """Return the means of 2x2 pixels, of images of shape (samples, height, width, channels)."""
+    window = (1, 2, 2, 1)
+    sums: jax.Array = jax.lax.reduce_window(images, 0.0, jax.lax.add, window, window, "VALID")
+    return sums / 4
 
 
 class JaxLoop:
-    """JAX in a process of its own, which rests while it is not its turn.
+    """A training that begins with torch's initial parameters, and has the harness's batches in their order.
 
-    It begins with torch's initial parameters, and has the batches of the harness in the same order.
-    It computes in double precision where the cell does. As a context, it ends the process. Dropout
-    has to be off: no other library draws torch's masks.
+    Dropout has to be off: no other library draws torch's masks.
     """
 
-    def __init__(self, assignment: Assignment, folder: Path) -> None:
-        is_fp64 = assignment.trial.cell.axes.precision == "fp64"
-        self.log_path = folder / "stderr.log"
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_inputs(assignment, folder)
-        with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.programs.perf.jax_worker", str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=TOP,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": str(int(is_fp64))},
+    def __init__(self, assignment: Assignment) -> None:
+        trial = assignment.trial
+        workload = load_workload(assignment)
+        samples = load_splits(workload).train
+        images, labels = samples.batch(range(len(samples)))
+        self.images, self.labels = images.numpy(), labels.numpy().astype(np.int32)
+        seed_everything(trial.seed)
+        model = workload.build_model()
+        steps = trial.cell.length.in_steps(0)  # the length is in steps
+        self.learning_rates = _learning_rates(workload, model, steps)
+        self.parameters: Parameters = {}
+        for name, value in model.state_dict().items():
+            self.parameters[name] = jnp.array(value.numpy())
+        optimizer = optax.scale_by_adam()  # its defaults are those of torch
+        self.moments = optimizer.init(self.parameters)
+        self.train_step = _make_step(MODELS[trial.cell.workload.uses], optimizer)
+        self.batches = _batches(
+            BatchOrder(
+                samples=len(samples),
+                batch_size=trial.cell.axes.batch_size,
+                seed=derive_seed(trial.seed),
+                dp_rank=0,
+                dp_size=1,
             )
-        self.versions: dict[str, str] = self._read()
+        )
+        self._losses: list[jax.Array] = []
 
     def train(self, steps: int) -> None:
-        """Train so many more steps."""
-        self._ask({"steps": steps})
+        """Train so many more steps, and wait until the device is done with them."""
+        for _ in range(steps):
+            indices = next(self.batches)
+            self.parameters, self.moments, loss = self.train_step(
+                self.parameters,
+                self.moments,
+                self.images[indices],
+                self.labels[indices],
+                self.learning_rates[len(self._losses)],
+            )
+            self._losses.append(loss)
+        jax.block_until_ready((self.parameters, self._losses[-1]))
 
     @property
     def losses(self) -> list[float]:
         """Return the loss of every step so far."""
-        losses: list[float] = self._ask({})["losses"]
+        losses: list[float] = np.asarray(self._losses, dtype=np.float64).tolist()
         return losses
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the answer; raises RuntimeError if the process has ended."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self._read()
 
-    def _read(self) -> dict[str, Any]:
-        """Return the next answer."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            log = self.log_path.read_text(encoding="utf-8")
-            raise RuntimeError(f"the process of JAX has ended: {log.strip()[-2000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """Return the largest difference of two losses of one step, as a share of the second one.
-
-    Only steps that both have count.
-    """
-    count = min(len(losses), len(others))
-    values, references = np.asarray(losses[:count]), np.asarray(others[:count])
-    return float(np.max(np.abs(values - references) / references))
-
-
-def _write_inputs(assignment: Assignment, folder: Path) -> None:
-    """Write what the process trains with, as the harness would begin the same trial."""
-    trial = assignment.trial
-    workload = load_workload(assignment)
-    samples = load_splits(workload).train
-    images, labels = samples.batch(range(len(samples)))
-    seed_everything(trial.seed)
-    model = workload.build_model()
-    dtype = np.float64 if trial.cell.axes.precision == "fp64" else np.float32
-    parameters = {name: value.numpy().astype(dtype) for name, value in model.state_dict().items()}
-    recipe = {
-        "model": trial.cell.workload.uses,
-        "batch_size": trial.cell.axes.batch_size,
-        "order_seed": derive_seed(trial.seed),
-    }
-    (folder / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
-    np.savez(folder / "parameters.npz", **parameters)
-    np.savez(
-        folder / "arrays.npz",
-        images=images.numpy().astype(dtype),
-        labels=labels.numpy(),
-        learning_rates=np.asarray(_learning_rates(assignment, model), dtype=dtype),
-    )
-
-
-def _learning_rates(assignment: Assignment, model: nn.Module) -> list[float]:
+def _learning_rates(workload: Workload, model: nn.Module, steps: int) -> list[float]:
     """Return the learning rate of each step, as torch's schedule has them."""
-    workload = load_workload(assignment)
     optimizer = workload.optimizer(model)
-    steps = assignment.trial.cell.length.in_steps(0)  # the length is in steps
     schedule = workload.schedule(optimizer, steps)
     if schedule is None:
         return [optimizer.param_groups[0]["lr"]] * steps
@@ -129,3 +143,31 @@ def _learning_rates(assignment: Assignment, model: nn.Module) -> list[float]:
         optimizer.step()  # without gradients; a schedule warns if no step came before its own
         schedule.step()
     return rates
+
+
+def _make_step(forward: Forward, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """Return a compiled optimizer step: parameters, moments, batch and rate to the next ones."""
+
+    def mean_loss(parameters: Parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
+        """Return the mean cross-entropy over the samples."""
+        logits = forward(parameters, images)
+        losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean()
+
+    def train_step(
+        parameters: Parameters, moments: Any, images: jax.Array, labels: jax.Array, rate: float
+    ) -> tuple[Parameters, Any, jax.Array]:
+        """Return parameters and moments after the step, and the loss before it."""
+        loss, gradients = jax.value_and_grad(mean_loss)(parameters, images, labels)
+        updates, moments = optimizer.update(gradients, moments)
+        updates = jax.tree.map(lambda update: -rate * update, updates)
+        return cast(Parameters, optax.apply_updates(parameters, updates)), moments, loss
+
+    return cast(Callable[..., Any], jax.jit(train_step, donate_argnums=(0, 1)))
+
+
+def _batches(order: BatchOrder) -> Iterator[Indices]:
+    """Yield the indices of each batch, one epoch after the other."""
+    while True:
+        yield from order
+        order.next_step += order.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,8 +127,10 @@ class Textbook:
         self.schedule = workload.schedule(
             self.optimizer, trial.cell.length.in_steps(len(samples) // size)
         )
-        loader = DataLoader(data_set, batch_size=size, shuffle=True, drop_last=True)
-        self.batches = _epochs(loader)
+        loader: DataLoader[Any] = DataLoader(
+            data_set, batch_size=size, shuffle=True, drop_last=True
+        )
+        self.batches = chain.from_iterable(repeat(loader))  # one epoch after the other
         self.losses: list[float] = []
 
     def train(self, steps: int) -> None:
@@ -173,9 +176,3 @@ def _whole_batches(samples: Samples, order: BatchOrder, *, pin_memory: bool) -> 
             batch = samples.batch(as_sequence(indices))
             yield tuple(tensor.pin_memory() for tensor in batch) if pin_memory else batch
         order.next_step += order.steps
-
-
-def _epochs(loader: DataLoader[Any]) -> Iterator[Batch]:
-    """Yield the batches of one epoch after the other."""
-    while True:
-        yield from loader

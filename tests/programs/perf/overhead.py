@@ -1,18 +1,19 @@
 """What the harness's loop costs beside the same loop written bare, and beside a textbook's.
 
-    python -m tests.programs.perf.overhead                            one rank
-    torchrun --nproc-per-node 2 -m tests.programs.perf.overhead       DDP
+    python -m tests.programs.perf.overhead ROWS BLOCKS WORKLOAD…                         one rank
+    torchrun --nproc-per-node 2 -m tests.programs.perf.overhead ROWS BLOCKS WORKLOAD…    DDP
 
-The loops train in one process in turn, forth and back, so that drift of the machine affects all alike.
-Each block gives one ratio. Harness and bare loop must compute the same losses to the bit, which proves
-that they did the same work.
+ROWS is the file for the table's rows. The loops train in one process in turn, forth and back, so that drift of
+the machine affects all alike. Each block gives one ratio. Harness and bare loop must compute the same losses to
+the bit, which proves that they did the same work.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,25 +23,22 @@ import torch
 from harness.records.assignment import Assignment
 from harness.training.entry import load_workload
 from harness.training.ranks import Ranks, process_group
-from tests.programs.perf.comparison import Comparison, compare, leave_rows, markdown_table
+from tests.programs.perf.comparison import compare
 from tests.programs.perf.loops import Bare, Harness, Loop, Textbook
 from tests.programs.perf.race import PLANNED_STEPS, run_blocks
+from tests.programs.perf.results import Row, markdown
 from tests.support.sweeps import load
 from tests.support.tree import TOP
 
 MNIST = TOP.parent / "shared" / "data" / "mnist10k"
-DATA = MNIST if MNIST.is_dir() else None
-WORKLOADS = ("mlp", "cnn", "distilbert", "gpt")
+DIGITS = {"source": "digits"}
+IMAGES = {"source": "idx", "path": str(MNIST)} if MNIST.is_dir() else DIGITS
+WORKLOADS: Sequence[str] = ("mlp", "cnn", "distilbert", "gpt")
 BLOCKS = 24  # in which each loop is at each position equally often
 HARNESS, BARE, TEXTBOOK = "harness", "bare loop", "textbook loop"
 # The ratios that the loop should reach, and the lower end of an interval.
 BARE_GOAL, BARE_LOW_GOAL = 0.98, 0.96
 TEXTBOOK_GOAL = 1.5  # of the MLP
-
-
-def images(data: Path | None) -> dict[str, str]:
-    """Return where images come from: the folder `data`, or the embedded digits."""
-    return {"source": "idx", "path": str(data)} if data else {"source": "digits"}
 
 
 def make_assignments(
@@ -55,12 +53,14 @@ def make_assignments(
     return assignments
 
 
-def bench_assignments(folder: Path, data: Path | None, ranks: Ranks) -> list[Assignment]:
+def bench_assignments(
+    folder: Path, ranks: Ranks, images: Mapping[str, str] = IMAGES
+) -> list[Assignment]:
     """Return one trial of each of WORKLOADS."""
     texts = {"data": {"source": "tickets"}, "options": {"sequence": 32, "padding": "fixed"}}
     workloads = {
-        "mlp": {"data": images(data)},
-        "cnn": {"data": images(data)},
+        "mlp": {"data": images},
+        "cnn": {"data": images},
         "distilbert": texts,
         "gpt": {"data": {"sequence": 32}},
     }
@@ -89,7 +89,7 @@ def check_same_losses(loops: Mapping[str, Loop]) -> None:
         raise RuntimeError("harness and bare loop computed other losses")
 
 
-def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> list[Comparison]:
+def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> list[Row]:
     """Return the rows of a workload, of the harness beside each other loop."""
 
     def make_loops(block: int) -> dict[str, Callable[[], Loop]]:
@@ -97,53 +97,35 @@ def measure(assignment: Assignment, folder: Path, ranks: Ranks, blocks: int) -> 
 
     steps, seconds = run_blocks(make_loops, blocks, check_same_losses)
     cell = assignment.trial.cell
+    work = steps * cell.axes.batch_size
     label = cell.workload.label
-    goals: dict[str, dict[str, float]] = {}
-    what = f"{label}, {ranks.world_size} ranks of DDP"
-    if ranks.world_size == 1:
-        what = label
-        goals[BARE] = {"goal": BARE_GOAL, "goal_low": BARE_LOW_GOAL}
-        if label == "mlp":
-            goals[TEXTBOOK] = {"goal": TEXTBOOK_GOAL}
-    rows = []
-    for name in (BARE, TEXTBOOK):
-        if name in seconds:
-            row = compare(
-                what,
-                name,
-                seconds[HARNESS],
-                seconds[name],
-                work=steps * cell.axes.batch_size,
-                unit="samples/s",
-                **goals.get(name, {}),
-            )
-            rows.append(row)
-    return rows
+    ours, bare = seconds[HARNESS], seconds[BARE]
+    if ranks.world_size > 1:
+        what = f"{label}, {ranks.world_size} ranks of DDP"
+        return [compare(what, BARE, ours, bare, work=work)]
+    textbook_goal = TEXTBOOK_GOAL if label == "mlp" else None
+    return [
+        compare(label, BARE, ours, bare, work=work, goal=BARE_GOAL, goal_low=BARE_LOW_GOAL),
+        compare(label, TEXTBOOK, ours, seconds[TEXTBOOK], work=work, goal=textbook_goal),
+    ]
 
 
 def main() -> None:
     """Print the table, and leave its rows."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.programs.perf.overhead", description=__doc__
-    )
-    parser.add_argument("--data", type=Path, default=DATA, help="a folder of IDX files")
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of all loops in turn")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    options = parser.parse_args()
+    path, blocks, *labels = sys.argv[1:]
     torch.set_num_threads(1)
     ranks = Ranks.from_environment()
-    rows: list[Comparison] = []
+    rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory() as name,
         process_group(ranks, torch.device("cpu"), needed=ranks.world_size > 1, timeout=600),
     ):
-        folder = Path(name)
-        for assignment in bench_assignments(folder, options.data, ranks):
-            if assignment.trial.cell.workload.label in options.workloads:
-                rows += measure(assignment, folder, ranks, options.blocks)
+        for assignment in bench_assignments(Path(name), ranks):
+            if assignment.trial.cell.workload.label in labels:
+                rows += measure(assignment, Path(name), ranks, int(blocks))
     if ranks.rank == 0:
-        leave_rows(rows)
-        print(markdown_table(rows))
+        Path(path).write_text(json.dumps(rows), encoding="utf-8")
+        print(markdown(rows), flush=True)
 
 
 if __name__ == "__main__":
