@@ -91,19 +91,25 @@ def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | Non
 def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
     """Return a description of each value that may be a state, and that no checkpoint has, by name."""
     model, optimizer, workload = parts.model, parts.optimizer, parts.workload
-    # What checkpoints restore, and others may refer to.
-    objects = chain(model.modules(), model.parameters(), model.buffers(), [optimizer])
-    restored = {id(part) for part in objects}
-    name = type(optimizer).__name__
-    described = _describe_attributes(name, optimizer, ("state", "param_groups"), restored)
+    owners: list[tuple[str, object]] = [(type(optimizer).__name__, optimizer)]
     if type(workload).state_dict is Workload.state_dict:
-        described |= _describe_attributes(type(workload).__name__, workload, (), restored)
+        owners.append((type(workload).__name__, workload))
     for path, module in model.named_modules():
         origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
         is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
         if origins - LIBRARIES and not is_saved:
-            name = path or type(module).__name__
-            described |= _describe_attributes(name, module, ("training",), restored)
+            owners.append((path or type(module).__name__, module))
+    # What checkpoints restore, and others may refer to.
+    objects = chain(model.modules(), model.parameters(), model.buffers())
+    restored = {id(part) for part in objects}
+    restored |= {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
+    described: dict[str, Any] = {}
+    for name, owner in owners:
+        for attribute, value in vars(owner).items():
+            # Which modules train is in checkpoints.
+            if attribute != "training" and not attribute.startswith("_"):
+                values = islice(_walk(value, restored), MOST_VALUES)
+                described[f"{name}.{attribute}"] = [_describe(part) for part in values]
     for name, buffer in model.named_buffers():
         described[f"the shape of buffer {name}"] = buffer.shape
     generators = []
@@ -112,18 +118,6 @@ def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
             # Those of loader workers can't be seen: they are never the same as before.
             generators.append(object() if parts.axes.num_workers else _describe(value))
     described["generators of the data set"] = generators
-    return described
-
-
-def _describe_attributes(
-    name: str, owner: object, saved: Sequence[str], restored: Set[int]
-) -> dict[str, Any]:
-    """Return a description of each public attribute of an object, but of those that are `saved`."""
-    described = {}
-    for attribute, value in vars(owner).items():
-        if attribute not in saved and not attribute.startswith("_"):
-            values = islice(_walk(value, restored), MOST_VALUES)
-            described[f"{name}.{attribute}"] = [_describe(part) for part in values]
     return described
 
 
@@ -146,10 +140,8 @@ def _walk(value: Any, restored: Set[int], depth: int = DEEPEST) -> Iterator[Any]
             yield from _walk(entry, restored, depth - 1)
 
 
-def _describe(value: Any) -> Any:
+def _describe(value: Any) -> object:
     """Return what a value is like: of a large tensor, how often it was changed."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().tolist()
     if isinstance(value, GENERATORS):
         return pickle.dumps(value)
     if isinstance(value, Tensor):
