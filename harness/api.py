@@ -229,13 +229,15 @@ class SweepData:
         rows: list[dict[str, Any]] = []
         for record in self.records:
             trial = record.trial
-            for evaluation in record.rank0.evaluations if record.rank0 is not None else ():
+            if record.rank0 is None:
+                continue
+            for evaluation in record.rank0.evaluations:
                 row = {
                     "trial": trial.id,
                     "cell": trial.cell.id,
                     "seed": trial.seed,
                     "step": evaluation.step,
-                    "epoch": evaluation.epoch,
+                    "epoch": evaluation.step / record.rank0.steps_per_epoch,
                     "seconds": evaluation.seconds,
                 }
                 rows.append({**row, **evaluation.metrics})

@@ -191,7 +191,6 @@ def _rank0_report(cell: Cell, seed: int, started: float, step_seconds: float) ->
     evaluations = [
         Evaluation(
             step=step,
-            epoch=step / 10,
             metrics=_metrics(step / steps, seed),
             seconds=0.05,
             started_at=started + 2.5 + step * (step_seconds + 0.05),

@@ -164,7 +164,7 @@ def _learned(report: Rank0Report, ranks: Ranks, *, was_interrupted: bool) -> dic
     if report.stop is None:
         return numbers
     numbers["epochs"] = report.stop.step / report.steps_per_epoch
-    numbers["epochs_to_best"] = best.epoch
+    numbers["epochs_to_best"] = best.step / report.steps_per_epoch
     if report.stop.reason == "goal" and not was_interrupted:  # what a pause cost is not known
         # From the start of training to the end of the last evaluation, as MLPerf counts them.
         ended_at = last.started_at + (last.seconds or 0.0)

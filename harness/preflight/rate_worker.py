@@ -36,7 +36,9 @@ class Diverged(Exception):
 
 
 class UntilDivergence(Hooks):
-    """Trains step by step, without evaluations, until the loss diverges."""
+    """Trains step by step until the loss diverges."""
+
+    evaluates = False  # at such rates it would show nothing
 
     def __init__(self, parts: TrialParts, scale: float) -> None:
         self._parts = parts
@@ -62,10 +64,6 @@ class UntilDivergence(Hooks):
         is_over = not math.isfinite(loss) or has_diverged(self.losses, self._parts.total_steps)
         if broadcast_from_rank_0(is_over):
             raise Diverged
-
-    def should_evaluate(self, state: TrainingState) -> bool:
-        """Return False: an evaluation at such rates shows nothing."""
-        return False
 
 
 def search_rates(

@@ -106,7 +106,6 @@ class Evaluation:
     """The metrics after `step` optimizer steps."""
 
     step: Number  # optimizer steps so far
-    epoch: Amount  # the same in epochs
     metrics: Mapping[str, float]  # name -> value, over the whole test set
     seconds: float | None  # that the evaluation took; None of a script
     validation: Mapping[str, float] | None = None  # over the validation set; None without one

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 # Not SIGTERM, with which launchers end the ranks of a trial that has failed.
 SIGNAL = signal.SIGUSR2
 END_SECONDS = 1.0  # that a heartbeat which is being written has to end
-# Without a step, after which a rank writes its stacks: so long, and so many times as long as ever before. It is
-# less than after which the runner says that the trial hangs.
-STACK_SECONDS, STACK_STEPS = 45.0, 5
+# Without a step, after which a rank writes its stacks. It is less than after which the runner says that the
+# trial hangs.
+STACK_SECONDS = 45.0
 
 
 def before_torch() -> None:
@@ -77,13 +77,9 @@ class ProgressFile:
         self.facts: dict[str, Any] = {"steps": total_steps}
         self._is_writer = is_writer
 
-    def report_training(self, step: int, samples_per_second: float, loss: float | None) -> None:
-        """Report that a segment of training is over."""
-        self.facts |= {"rate": samples_per_second, "loss": loss}
-        self.report("train", step)
-
-    def report(self, phase: str, step: int) -> None:
-        """Report that `phase` begins or continues after `step` optimizer steps."""
+    def report(self, phase: str, step: int, **facts: Any) -> None:
+        """Report that `phase` begins or continues after `step` optimizer steps, and what is new of it."""
+        self.facts |= facts
         if self._is_writer:
             _replace(self._path, {"phase": phase, "step": step, "at": time.time(), **self.facts})
 
@@ -93,7 +89,8 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     """Write a rank's heartbeats while the block lasts, each in place of the last.
 
     Ranks that begin at the same time take turns from their second heartbeat on. A rank that has made no
-    step for long writes its stacks to its log, once: the trial may hang.
+    step for long writes its stacks to its log, once: the trial may hang. The timer of faulthandler needs no
+    lock of Python.
     """
     path = folder.heartbeat_path(ranks.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,10 +101,11 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     def beat() -> None:
         """Write heartbeats until the block ends."""
         pause = period * (ranks.rank + 1) / ranks.world_size
-        step, since = 0, time.monotonic()  # the last step that was seen, and since when
-        longest = 0.0  # seconds between two
-        has_written = False
+        step = -1  # the last one that was seen
         while not ended.is_set():
+            if state.step != step or not state.in_step:
+                step = state.step
+                faulthandler.dump_traceback_later(STACK_SECONDS)
             heartbeat = Heartbeat(
                 rank=ranks.rank,
                 host=ranks.host,
@@ -119,13 +117,6 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
                 at=time.time(),
             )
             _replace(path, asdict(heartbeat))
-            elapsed = time.monotonic() - since
-            if state.step != step or not state.in_step:
-                longest = max(longest, elapsed)
-                step, since, has_written = state.step, time.monotonic(), False
-            elif elapsed > max(STACK_SECONDS, STACK_STEPS * longest) and not has_written:
-                faulthandler.dump_traceback()
-                has_written = True
             ended.wait(pause)
             pause = period
 
@@ -136,6 +127,7 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
     finally:
         ended.set()
         thread.join(END_SECONDS)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:

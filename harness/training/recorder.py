@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
 from harness.core.paths import write_atomically
 from harness.records.trace import (
@@ -212,16 +212,13 @@ def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     device = parts.device
     parts.train_step.schedule = None
     batches = batches_from(parts.loader, parts.order, state.step)
-    activities, sort_by = [ProfilerActivity.CPU], "self_cpu_time_total"
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-        sort_by = "self_device_time_total"
+    sort_by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     path = parts.folder.trace_path(parts.mesh.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     active = schedule(wait=0, warmup=PROFILER_WARMUP, active=steps, repeat=1)
     with (
         state.timed("profile"),
-        profile(activities=activities, schedule=active, acc_events=True) as profiler,
+        profile(schedule=active, acc_events=True) as profiler,
     ):
         for _ in range(PROFILER_WARMUP + steps):
             _, _, batch = next(batches)

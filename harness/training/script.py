@@ -125,8 +125,8 @@ class ScriptObserver:
         if optimizer is not self._stepping:
             return  # it had begun before it was watched
         self._stepping, self.reports.has_backward = None, False
-        self.loaded.end_step()
         self.pauses.end()
+        self.loaded.end_step()
         if optimizer is not self._leader:
             self._others[optimizer] = self.clock.mark()
             return
@@ -153,7 +153,6 @@ class ScriptObserver:
         newest = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         evaluation = Evaluation(
             step=step,
-            epoch=0.0,  # known when the script has ended
             metrics=newest,
             seconds=None,
             started_at=time.time(),
@@ -237,7 +236,7 @@ class ScriptObserver:
             rate *= self.samples_per_step * self.ranks.world_size
         reported = segment.losses[~np.isnan(segment.losses)]
         loss = float(reported[-1]) if len(reported) else None
-        self.progress.report_training(state.step, rate, loss)
+        self.progress.report("train", state.step, rate=rate, loss=loss)
         self.hooks.after_segment(state, segment)
 
     def finish(self) -> None:
@@ -301,22 +300,17 @@ class ScriptObserver:
             **state.result(),
             telemetry=self.telemetry.report(),
             numbers=self.memory.read(),
-            phases=dict(state.phases),
             samples_per_step=self.samples_per_step,
             notes=self.notes,
         )
         if self.ranks.rank != 0:
             return result
-        # The whole script counts as one epoch, as its own epochs are not known.
-        evaluations = []
-        for evaluation in state.evaluations:
-            evaluations.append(replace(evaluation, epoch=evaluation.step / state.step))
         assert state.training_began_at is not None
         report = Rank0Report(
             target=self.target,
-            steps_per_epoch=state.step,
+            steps_per_epoch=state.step,  # its own epochs are not known
             flops_per_sample=None,
-            evaluations=tuple(evaluations),
+            evaluations=tuple(state.evaluations),
             parameter_digest=self.digest_parameters(),
             training_began_at=state.training_began_at,
         )

@@ -111,39 +111,37 @@ class LoadedSamples:
 
     Those of the loader that yielded last before an optimizer steps, and of others that yielded as many
     batches, as in a `zip`: a validation that is not in evaluation mode is not trained with.
+
+    What a batch was for is known once the script asks for the next one, or steps: a loop may call `train`
+    in each step, after it got the batch.
     """
 
     def __init__(self, pauses: Pauses) -> None:
         self.total = 0.0  # NaN after a batch whose size can't be told
         self._pauses = pauses
+        self._open: dict[Loader, float] = {}  # the sizes of batches that the script has now
         # The sizes of batches by loader, the latest loader last.
         self._pending: dict[Loader, list[float]] = {}
-        # A loader may yield before `train` ends an evaluation, as Hugging Face's Trainer calls it in each
-        # step: the last batch of a pause is trained with if its loader is.
-        self._late: tuple[Loader, float] | None = None
 
     def count(self, loader: Loader, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, and count those that it does not yield in a pause."""
+        """Yield the batches of a loader, and count those that are not used in a pause."""
         for batch in batches:
-            size = batch_samples(batch)
-            if self._pauses.is_paused:
-                self._late = loader, size
-            else:
-                self._add(loader, size)
-            yield batch
-        self._late = None  # the last one was no late one
+            self._open[loader] = batch_samples(batch)
+            try:
+                yield batch
+            finally:
+                self._close(loader)
 
-    def _add(self, loader: Loader, size: float) -> None:
-        """Add a batch to those of the step."""
-        sizes = self._pending.pop(loader, [])
-        sizes.append(size)
-        self._pending[loader] = sizes
+    def _close(self, loader: Loader) -> None:
+        """Add the batch that the script has of a loader to those of the step, unless there is a pause."""
+        size = self._open.pop(loader, None)  # none where a step has counted it
+        if size is not None and not self._pauses.is_paused:
+            self._pending[loader] = [*self._pending.pop(loader, []), size]
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        late, self._late = self._late, None
-        if late is not None and (not self._pending or late[0] in self._pending):
-            self._add(*late)
+        for loader in list(self._open):
+            self._close(loader)
         batches = 0  # that the latest loader has yielded
         for sizes in reversed(self._pending.values()):
             batches = batches or len(sizes)
@@ -163,8 +161,12 @@ class Reports:
         self.first_bad_step = math.inf  # whose loss was reported as NaN or infinite
         self._samples: dict[int, int] = {}
 
+    def note_backward(self, *_: Any, **__: Any) -> None:
+        """Note a backward of the step under way."""
+        self.has_backward = True
+
     def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
-        """Add what was reported of the step under way, or of the one before; raises ValueError."""
+        """Add what was reported of the step under way, or of the one before."""
         if loss is None and samples is None:
             return
         self._comes_first |= not steps_done
@@ -172,12 +174,9 @@ class Reports:
         if not self.has_backward and not self._comes_first:
             step -= 1
         if loss is not None:
-            # Not the tensor itself: CUDA graphs write the next loss into the same memory.
-            kept = loss.detach().clone() if isinstance(loss, Tensor) else loss
-            self._pending.append((step, kept))
+            # A copy: CUDA graphs write the next loss into the same memory.
+            self._pending.append((step, torch.as_tensor(loss).detach().clone()))
         if samples is not None:
-            if samples < 0:
-                raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
             self._samples[step] = self._samples.get(step, 0) + int(samples)
 
     def mean_losses(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -191,12 +190,11 @@ class Reports:
             if not math.isfinite(value):
                 self.first_bad_step = min(step, self.first_bad_step)
         self._pending.clear()
-        means = np.full(stop - start, np.nan, dtype=np.float32)
+        means = []
         for step in range(start, stop):
-            losses = self._losses.get(step)
-            if losses is not None:
-                means[step - start] = sum(losses) / len(losses)
-        return means
+            losses = self._losses.get(step, [math.nan])
+            means.append(sum(losses) / len(losses))
+        return np.asarray(means, dtype=np.float32)
 
     def samples_per_step(self, steps_done: int) -> float | None:
         """Return the mean number of samples of the steps that have reported some, None without any.
@@ -204,9 +202,7 @@ class Reports:
         A step that never ended lacks some of its own.
         """
         reported = [samples for step, samples in self._samples.items() if step < steps_done]
-        if not reported:
-            return None
-        return sum(reported) / len(reported)
+        return sum(reported) / len(reported) if reported else None
 
 
 def batch_samples(batch: Any) -> float:
@@ -239,32 +235,29 @@ def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitS
         stack.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, function)
 
-    def on_backward(*_: Any, **__: Any) -> None:
-        reports.has_backward = True
+    def precede(owner: Any, name: str, before: Callable[..., None]) -> None:
+        """Have `before` called with the arguments of a function, and then the function."""
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            before(*arguments, **options)
+            return function(*arguments, **options)
+
+        replace(owner, name, call)
 
     iterate = DataLoader.__iter__
     for block in (torch.no_grad, torch.inference_mode):
-        replace(block, "__enter__", _calling(pauses.enter, block.__enter__))
-        replace(block, "__exit__", _calling(pauses.leave, block.__exit__))
+        precede(block, "__enter__", pauses.enter)
+        precede(block, "__exit__", pauses.leave)
     replace(torch, "save", torch.no_grad()(torch.save))  # a pause as other blocks are
-    replace(torch.nn.Module, "train", _calling(pauses.set_mode, torch.nn.Module.train))
+    precede(torch.nn.Module, "train", pauses.set_mode)
     replace(DataLoader, "__iter__", lambda loader: samples.count(loader, iterate(loader)))
-    replace(torch.autograd, "backward", _calling(on_backward, torch.autograd.backward))
+    precede(torch.autograd, "backward", reports.note_backward)
     replace(torch.multiprocessing, "spawn", _refuse_ranks)
     replace(torch.multiprocessing, "start_processes", _refuse_ranks)
     replace(os, "_exit", _exiting(os._exit))
     replace(argparse.ArgumentParser, "exit", _exit_with_message)
-
-
-def _calling(before: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls `before` with the arguments of a function, and then the function."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        before(*arguments, **options)
-        return function(*arguments, **options)
-
-    return call
 
 
 def _refuse_ranks(*_: Any, **__: Any) -> NoReturn:

@@ -27,7 +27,7 @@ Series = NDArray[np.floating[Any]]
 COLUMNS = ("loss", "seconds", *(phase.name for phase in Phase))
 # The fields that a RankResult has too.
 OF_RESULT = (
-    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "order_sums",
+    "refilled_steps", "interruptions", "refused_checkpoints", "unsaved", "order_sums", "phases",
 )  # fmt: skip
 
 

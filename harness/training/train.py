@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -69,6 +69,8 @@ class Hooks:
     class, override those that you need, and give an object of it to the `Trainer`.
     """
 
+    evaluates = True  # whether evaluations that are due take place
+
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which the next segment trains: `stop` or an earlier one.
 
@@ -78,10 +80,6 @@ class Hooks:
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         """Look at a segment that has ended; its numbers are in `state` already."""
-
-    def should_evaluate(self, state: TrainingState) -> bool:
-        """Return whether an evaluation that is due takes place."""
-        return True
 
 
 class Trainer:
@@ -148,13 +146,13 @@ class Trainer:
     @property
     def stop_reason(self) -> Literal["patience", "goal"] | None:
         """Return which part of the rule for stopping has ended the trial, None if none has."""
-        if self.stop_rule is None:
-            return None
         return find_stop_reason(self.stop_rule, self.parts.target, self.state.evaluations)
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
         step = self.state.step
+        if not self.hooks.evaluates:
+            return False
         return step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
 
     def _segment_end(self, last_step: int) -> int:
@@ -249,11 +247,13 @@ class Trainer:
         if not all_continue:
             self._interrupt()
         has_saved = self.checkpointer.on_agreement(agreed, state)
+        facts: dict[str, Any] = {}
         if parts.assignment.saves is not None:
-            self.progress.facts["saved_step"] = self.checkpointer.saved_step
-            self.progress.facts["saved_at"] = self.checkpointer.saved_at
+            saver = self.checkpointer
+            facts = {"saved_step": saver.saved_step, "saved_at": saver.saved_at}
         rate = segment.steps * parts.axes.batch_size / segment.seconds
-        self.progress.report_training(state.step, rate, float(segment.losses[-1]))
+        loss = float(segment.losses[-1])
+        self.progress.report("train", state.step, rate=rate, loss=loss, **facts)
         return has_saved
 
     def _earliest_bad_loss(self, segment: Segment) -> int:
@@ -302,8 +302,6 @@ class Trainer:
         metric that is NaN or infinite, NotApplied and Interrupted.
         """
         parts, state = self.parts, self.state
-        if not self.hooks.should_evaluate(state):
-            return
         self.progress.report("evaluate", state.step)
         started_at = time.time()
         validation: Mapping[str, float] | None = None
@@ -313,7 +311,6 @@ class Trainer:
             metrics = self._evaluate_set("test", parts.splits.test)
         evaluation = Evaluation(
             step=state.step,
-            epoch=state.step / parts.order.steps,
             metrics=metrics,
             seconds=max(0.0, time.time() - started_at),
             validation=validation,
@@ -328,16 +325,14 @@ class Trainer:
     def _evaluate_set(self, name: str, samples: Samples) -> Mapping[str, float]:
         """Return the workload's metrics over all samples of a set, the same at every rank.
 
-        Training goes on as if nothing had been evaluated. Raises NotApplied if the workload doesn't
-        return one row for each sample.
+        Training goes on as if nothing had been evaluated.
         """
         parts = self.parts
         metrics: dict[str, float] = {}
         with undisturbed(parts.model, parts.device):
             rows = self._rows_of(samples)
-            shares = [] if rows is None else gather(rows)
-            if shares:  # at rank 0
-                computed = parts.workload.metrics(_in_sample_order(shares, len(samples)))
+            if rows is not None and parts.mesh.is_rank_0:
+                computed = parts.workload.metrics(rows)
                 metrics = {metric: float(value) for metric, value in computed.items()}
         if rows is None:
             self._interrupt()
@@ -351,10 +346,11 @@ class Trainer:
         return metrics
 
     def _rows_of(self, samples: Samples) -> Tensor | None:
-        """Evaluate this rank's share of a set; return a row for each sample, None if a rank is to stop.
+        """Evaluate a set, of which each rank has a share; return None if a rank is to stop.
 
-        A padded or truncated set, which is what torch's DistributedSampler gives, would make metrics
-        depend on the number of ranks.
+        Returns a row for each sample, in their order, which only rank 0 has. A padded or truncated set,
+        which is what torch's DistributedSampler gives, would make metrics depend on the number of ranks.
+        Raises NotApplied if the workload doesn't return one row for each sample.
         """
         parts, mesh = self.parts, self.parts.mesh
         parts.strategy.before_evaluation(parts.model)
@@ -371,7 +367,16 @@ class Trainer:
             all_rows.append(rows if batch_indices else rows[:0])
             if number % PASSES_BETWEEN_CHECKS == 0 and not self._all_ranks_continue():
                 return None
-        return torch.cat(all_rows)
+        rows = torch.cat(all_rows)
+        if len(rows) != len(indices):
+            raise NotApplied(
+                f"evaluate() returned {len(rows)} rows for {len(indices)} samples of rank {mesh.rank};"
+                " needed: one row per sample"
+            )
+        in_order = rows.new_empty((count, *rows.shape[1:]))
+        for rank, share in enumerate(gather(rows)):  # at rank 0 alone
+            in_order[rank :: mesh.world_size] = share
+        return in_order
 
     # Interruption
 
@@ -402,7 +407,7 @@ class Trainer:
 
 
 def find_stop_reason(
-    rule: StopRule, metric: TargetMetric, evaluations: Sequence[Evaluation]
+    rule: StopRule | None, metric: TargetMetric, evaluations: Sequence[Evaluation]
 ) -> Literal["patience", "goal"] | None:
     """Return why a trial ends after its last evaluation, by the target metric; None if it continues.
 
@@ -410,11 +415,10 @@ def find_stop_reason(
     before patience, if the last evaluation has met both.
     """
     best = metric.best(evaluations)
-    if best is None:
+    if rule is None or best is None:
         return None
-    if rule.goal is not None and metric.score(best.deciding[metric.name]) >= metric.score(
-        rule.goal
-    ):
+    score = metric.score(best.deciding[metric.name])
+    if rule.goal is not None and score >= metric.score(rule.goal):
         return "goal"
     evaluations_since = len(evaluations) - 1 - evaluations.index(best)
     if rule.patience is not None and evaluations_since >= rule.patience:
@@ -441,20 +445,3 @@ def _later_epochs(loader: Iterable[Fetched], order: BatchOrder) -> Iterator[Fetc
 def _next_multiple(step: int, interval: int) -> int:
     """Return the first multiple of an interval after a step."""
     return (step // interval + 1) * interval
-
-
-def _in_sample_order(shares: Sequence[Tensor], count: int) -> Tensor:
-    """Return the rows of all ranks in the order of the samples, shape (samples, columns).
-
-    Raises NotApplied unless there is exactly one row for each of `count` samples.
-    """
-    in_order = torch.empty((count, *shares[0].shape[1:]), dtype=shares[0].dtype)
-    for rank, rows in enumerate(shares):
-        share = in_order[rank :: len(shares)]
-        if len(rows) != len(share):
-            raise NotApplied(
-                f"evaluate() returned {len(rows)} rows for {len(share)} samples of rank {rank};"
-                " needed: one row per sample"
-            )
-        share.copy_(rows)
-    return in_order

@@ -130,8 +130,7 @@ def train(
         if assignment.profile:
             from harness.training.recorder import trace_steps
 
-            trace_steps(parts, state, assignment.profile)
-            result = replace(result, phases=dict(state.phases))
+            trace_steps(parts, state, assignment.profile)  # its seconds are in `phases` too
         del parts, trainer  # the process group ends after them
     return result
 
@@ -147,7 +146,6 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         random_digest=digest_tensors(random_states(parts.device)),
         telemetry=parts.telemetry.report(),
         numbers=memory | state.compiled | parts.train_step.scaler.account(),
-        phases=dict(state.phases),
     )
     if parts.mesh.rank != 0:
         return result

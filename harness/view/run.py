@@ -242,7 +242,7 @@ def stop_note(record: Record) -> str | None:
     if stop.reason == "length":
         reason = "trained for its whole length"
     epochs = three_digits(stop.step / report.steps_per_epoch)
-    best = three_digits(report.best_evaluation.epoch)
+    best = three_digits(report.best_evaluation.step / report.steps_per_epoch)
     return f"{reason}: {epochs} epochs (step {stop.step}), best {metric} at {best}"
 
 

@@ -110,9 +110,7 @@ def test_best_evaluation_is_the_earliest_among_equals(higher: bool, step: int) -
     evaluations = []
     for at, score in ((10, 0.1), (20, 0.9), (30, 0.9), (40, 0.1)):
         metrics = {"score": score}
-        evaluations.append(
-            Evaluation(step=at, epoch=at / 10, metrics=metrics, seconds=0.1, started_at=at)
-        )
+        evaluations.append(Evaluation(step=at, metrics=metrics, seconds=0.1, started_at=at))
     metric = TargetMetric(name="score", higher_is_better=higher)
     best = metric.best(evaluations)
     assert best is not None

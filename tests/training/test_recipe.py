@@ -55,7 +55,8 @@ def test_the_recipe_fine_tunes_a_local_folder(pretrained: Path, tmp_path: Path) 
     report = result.rank0
     assert report is not None
     assert report.target.name == "macro_f1"
-    assert [evaluation.epoch for evaluation in report.evaluations] == [1, 2, 3]
+    steps = [evaluation.step for evaluation in report.evaluations]
+    assert steps == [report.steps_per_epoch * epoch for epoch in (1, 2, 3)]
     assert all(evaluation.validation for evaluation in report.evaluations)
     assert report.stop is not None
 

@@ -141,14 +141,6 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
     assert observer.samples_per_step == pytest.approx(31.6)
 
 
-def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
-    with (
-        watching(tmp_path),
-        pytest.raises(ValueError, match="samples: found -1; allowed: 0 or more"),
-    ):
-        harness.report(samples=-1)
-
-
 def test_a_length_ends_the_script(tmp_path: Path) -> None:
     with (
         watching(tmp_path, watched_cell(5)) as observer,

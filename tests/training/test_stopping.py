@@ -26,7 +26,7 @@ def evaluations(values: Sequence[float], name: str) -> list[Evaluation]:
     for number, value in enumerate(values, start=1):
         test, validation = {name: -value}, {name: value}
         evaluation = Evaluation(
-            step=number, epoch=1, metrics=test, seconds=0.1, started_at=1, validation=validation
+            step=number, metrics=test, seconds=0.1, started_at=1, validation=validation
         )
         made.append(evaluation)
     return made
