@@ -88,9 +88,8 @@ class ProgressFile:
 def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Iterator[None]:
     """Write a rank's heartbeats while the block lasts, each in place of the last.
 
-    Ranks that begin at the same time take turns from their second heartbeat on. A rank that has made no
-    step for long writes its stacks to its log, once: the trial may hang. The timer of faulthandler needs no
-    lock of Python.
+    A rank that has made no step for long writes its stacks to its log, once: the trial may hang. The timer
+    of faulthandler needs no lock of Python.
     """
     path = folder.heartbeat_path(ranks.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,6 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
 
     def beat() -> None:
         """Write heartbeats until the block ends."""
-        pause = period * (ranks.rank + 1) / ranks.world_size
         step = -1  # the last one that was seen
         while not ended.is_set():
             if state.step != step or not state.in_step:
@@ -117,8 +115,7 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
                 at=time.time(),
             )
             _replace(path, asdict(heartbeat))
-            ended.wait(pause)
-            pause = period
+            ended.wait(period)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -114,7 +114,11 @@ class ScriptObserver:
             return
         self._stepping = optimizer
         if self._leader is None:
-            self._begin_training(optimizer)
+            self._leader, self._process_group = optimizer, dist.group.WORLD
+            self.optimizers[optimizer] = None
+            self.state.training_began_at = time.time()
+            self.state.add_seconds("build", time.perf_counter() - self._began)
+            self._begin_segment()
         elif optimizer not in self.optimizers or optimizer in self._others:
             self._let_lead(optimizer)
         if optimizer is self._leader and not self.clock.running:
@@ -151,12 +155,7 @@ class ScriptObserver:
             raise NonFiniteLoss(problem, rank=self.ranks.rank)
         # No record can hold another number.
         newest = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        evaluation = Evaluation(
-            step=step,
-            metrics=newest,
-            seconds=None,
-            started_at=time.time(),
-        )
+        evaluation = Evaluation(step=step, metrics=newest, seconds=None, started_at=time.time())
         self.state.evaluations.append(evaluation)
 
     # Steps
@@ -169,14 +168,6 @@ class ScriptObserver:
         if optimizer.state or self.reports.has_backward:
             return False
         return not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
-
-    def _begin_training(self, optimizer: Optimizer) -> None:
-        """Let the first optimizer lead."""
-        self._leader, self._process_group = optimizer, dist.group.WORLD
-        self.optimizers[optimizer] = None
-        self.state.training_began_at = time.time()
-        self.state.add_seconds("build", time.perf_counter() - self._began)
-        self._begin_segment()
 
     def _let_lead(self, optimizer: Optimizer) -> None:
         """Let an optimizer lead that steps twice without the leader, or is the leader made anew."""

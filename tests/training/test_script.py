@@ -47,11 +47,13 @@ def watched_cell(steps: int | None = None, target: str | None = None) -> Assignm
 def watching(
     folder: Path, assignment: Assignment | None = None, ranks: Ranks = SINGLE_RANK
 ) -> Iterator[ScriptObserver]:
-    """Watch a loop in this process until it ends."""
+    """Watch a loop in this process until it ends; leave the process the GPUs that no script must see."""
     assignment = assignment or watched_cell()
-    with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
-        yield observer
-        observer.finish()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(script.VISIBLE_GPUS, "")
+        with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
+            yield observer
+            observer.finish()
 
 
 def train(steps: int, *, before: bool = True, scale: float = 1.0, second: bool = False) -> None:
@@ -71,12 +73,6 @@ def train(steps: int, *, before: bool = True, scale: float = 1.0, second: bool =
             optimizer.zero_grad()
         if not before:
             harness.report(loss=torch.tensor(float(step)), samples=3)
-
-
-@pytest.fixture(autouse=True)
-def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave this process the GPUs that the script must not see."""
-    monkeypatch.setenv(script.VISIBLE_GPUS, "")
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -139,16 +135,6 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
             harness.report(samples=8)
     # Of 20 steps of 32; the first one lacks the micro-batch that was reported after it.
     assert observer.samples_per_step == pytest.approx(31.6)
-
-
-def test_a_length_ends_the_script(tmp_path: Path) -> None:
-    with (
-        watching(tmp_path, watched_cell(5)) as observer,
-        pytest.raises(script._LengthReached),
-    ):
-        train(9)
-    observer.check()
-    assert len(observer.state.series["loss"]) == observer.state.step == 5
 
 
 def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:

@@ -19,12 +19,6 @@ from harness.training import script
 from tests.training.test_script import watched_cell, watching
 
 
-@pytest.fixture(autouse=True)
-def unchanged_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave this process the GPUs that the script must not see."""
-    monkeypatch.setenv(script.VISIBLE_GPUS, "")
-
-
 class Slow:
     """An object whose saving takes 100 seconds of a clock."""
 
@@ -41,6 +35,19 @@ def new_optimizer() -> Optimizer:
     model = nn.Linear(2, 1)
     model(torch.ones(3, 2)).sum().backward()
     return SGD(model.parameters(), lr=0.1)
+
+
+def train_epoch(
+    model: nn.Module, optimizer: Optimizer, samples: int, batch_size: int, accumulate: int = 1
+) -> None:
+    """Train on the batches of a loader, and leave the model in evaluation mode."""
+    model.train()
+    loader = DataLoader(TensorDataset(torch.ones(samples, 2)), batch_size=batch_size)
+    for number, (inputs,) in enumerate(loader, start=1):
+        model(inputs).sum().backward()
+        if number % accumulate == 0:
+            optimizer.step()
+    model.eval()
 
 
 def folds() -> None:
@@ -143,14 +150,12 @@ def test_each_step_of_the_training_is_counted_once(
     assert len({*map(id, parameters)}) == len(parameters)
 
 
-def test_a_length_is_reached_by_steps_of_several_optimizers(tmp_path: Path) -> None:
-    with (
-        watching(tmp_path, watched_cell(150)) as observer,
-        pytest.raises(script._LengthReached),
-    ):
-        folds()
+@pytest.mark.parametrize(("train", "length"), [(made_anew, 5), (folds, 150)])
+def test_a_length_ends_the_script(tmp_path: Path, train: Callable[[], None], length: int) -> None:
+    with watching(tmp_path, watched_cell(length)) as observer, pytest.raises(script._LengthReached):
+        train()
     observer.check()
-    assert observer.state.step == 150
+    assert len(observer.state.losses) == observer.state.step == length
 
 
 @pytest.mark.parametrize(
@@ -162,16 +167,9 @@ def test_samples_are_those_that_a_loader_yields_for_training(
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     dataset = TensorDataset(torch.ones(96, 2))
-    batches = 0
     with watching(tmp_path) as observer:
         for _ in range(4):
-            model.train()
-            for (inputs,) in DataLoader(dataset, batch_size=batch_size):
-                model(inputs).sum().backward()
-                batches += 1
-                if batches % accumulate == 0:
-                    optimizer.step()
-            model.eval()
+            train_epoch(model, optimizer, 96, batch_size, accumulate)
             for (inputs,) in DataLoader(dataset, batch_size=7):
                 model(inputs)
             model.train()
@@ -203,12 +201,7 @@ def test_samples_of_folds_are_all_counted(tmp_path: Path) -> None:
     with watching(tmp_path) as observer:
         for _ in range(3):
             model = nn.Linear(2, 1)
-            optimizer = SGD(model.parameters(), lr=0.1)
-            model.train()
-            for (inputs,) in DataLoader(TensorDataset(torch.ones(32, 2)), batch_size=8):
-                model(inputs).sum().backward()
-                optimizer.step()
-            model.eval()
+            train_epoch(model, SGD(model.parameters(), lr=0.1), 32, 8)
     assert (observer.state.step, observer.samples_per_step) == (12, 8)
 
 
