@@ -142,6 +142,8 @@ def _walk(value: Any, restored: Set[int], depth: int = DEEPEST) -> Iterator[Any]
 
 def _describe(value: Any) -> object:
     """Return what a value is like: of a large tensor, how often it was changed."""
+    if isinstance(value, torch.Generator):  # which is pickled in other bytes each time
+        return value.get_state().tolist()
     if isinstance(value, GENERATORS):
         return pickle.dumps(value)
     if isinstance(value, Tensor):
