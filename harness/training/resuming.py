@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from itertools import chain, islice
 from typing import Any
 

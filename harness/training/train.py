@@ -331,7 +331,7 @@ class Trainer:
         metrics: dict[str, float] = {}
         with undisturbed(parts.model, parts.device):
             rows = self._rows_of(samples)
-            if rows is not None and parts.mesh.is_rank_0:
+            if rows is not None and parts.mesh.rank == 0:
                 computed = parts.workload.metrics(rows)
                 metrics = {metric: float(value) for metric, value in computed.items()}
         if rows is None:

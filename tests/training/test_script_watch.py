@@ -155,7 +155,7 @@ def test_a_length_ends_the_script(tmp_path: Path, train: Callable[[], None], len
     with watching(tmp_path, watched_cell(length)) as observer, pytest.raises(script._LengthReached):
         train()
     observer.check()
-    assert len(observer.state.losses) == observer.state.step == length
+    assert len(observer.state.series["loss"]) == observer.state.step == length
 
 
 @pytest.mark.parametrize(
