@@ -271,17 +271,11 @@ class ScriptObserver:
         ranks can't put them together any more.
         """
         digest = hashlib.sha256()
-        for parameter in self.parameters():
-            add_tensor(digest.update, local_part(parameter).detach().cpu())
-        return digest.hexdigest()
-
-    def parameters(self) -> list[Tensor]:
-        """Return each parameter of the optimizers once, in their order."""
-        parameters: dict[Tensor, None] = {}  # an optimizer may wrap another one, which has them too
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                parameters.update(dict.fromkeys(group["params"]))
-        return list(parameters)
+                for parameter in group["params"]:
+                    add_tensor(digest.update, local_part(parameter).detach().cpu())
+        return digest.hexdigest()
 
     def result(self, entered: RankResult) -> RankResult:
         """Return what this rank leaves; no other rank takes part."""

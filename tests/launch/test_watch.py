@@ -180,13 +180,13 @@ def test_a_rank_that_makes_no_step_for_long_writes_its_stacks_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others look for them in its log, also from another node."""
-    begun: list[int] = []  # the steps in which the time until then began
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda _: begun.append(state.step))
+    begun: list[float] = []  # after how many seconds: once for each step
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", begun.append)
     with beating(TrialFolder(tmp_path), monkeypatch) as state:
-        wait_until(lambda: begun == [12], 10)
+        wait_until(lambda: len(begun) == 1, 10)
         state.step = 13
-        wait_until(lambda: begun == [12, 13], 10)
-    assert begun == [12, 13]
+        wait_until(lambda: len(begun) == 2, 10)
+    assert begun == [progress.STACK_SECONDS] * 2
 
 
 def test_a_disk_that_refuses_reports_ends_no_trial(
