@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -93,7 +92,6 @@ class ScriptObserver:
         if cell.workload.target is not None:
             self.target = TargetMetric(**asdict(cell.workload.target))
         self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.rank == 0)
-        self.notes: list[str] = []  # for the trial's record
         # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
@@ -286,7 +284,6 @@ class ScriptObserver:
             telemetry=self.telemetry.report(),
             numbers=self.memory.read(),
             samples_per_step=self.samples_per_step,
-            notes=self.notes,
         )
         if self.ranks.rank != 0:
             return result
@@ -341,13 +338,14 @@ def run_script(
         observer.check()
         after = _file_times(base, folder.path)
         changed = [name for name, at in before.items() if after.get(name, at) != at]
-        if changed:
-            names = ", ".join(changed[:3])
-            observer.notes.append(
-                f"it changed files that were there before, as of another trial: {names};"
-                " hand it {folder} for what it writes"
-            )
-    return observer.result(entered)
+    result = observer.result(entered)
+    if not changed:
+        return result
+    note = (
+        f"it changed files that were there before, as of another trial: {', '.join(changed[:3])};"
+        " hand it {folder} for what it writes"
+    )
+    return replace(result, notes=[note])
 
 
 def _end_when_asked(
