@@ -131,7 +131,7 @@ def identity_settings(cell: Cell) -> Mapping[str, Any]:
         **{f"{PREFIX}{name}": value for name, value in cell.variables_set.items()},
     }
     if cell.stack is not None:
-        settings["stack.command"] = str(cell.stack)
+        settings["stack.command"] = " ".join(cell.stack.command)
     return settings
 
 

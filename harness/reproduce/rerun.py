@@ -96,8 +96,7 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
         return ready
     allowed = "those that were recorded, which environments/ in the sweep's folder lists"
     raise BadInput(
-        f"{original.record.trial.id}: stack {ready.name} at {cell.stack}: found other packages;"
-        f" allowed: {allowed}"
+        f"{original.record.trial.id}: stack {ready.name}: found other packages; allowed: {allowed}"
     )
 
 

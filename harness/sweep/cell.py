@@ -152,9 +152,6 @@ class Stack:
         """Return the command that begins with the prefix and ends with the interpreter."""
         return [*self.prefix, self.python or "python3"]
 
-    def __str__(self) -> str:
-        return " ".join(self.command)
-
 
 # How a script would be started by hand; `python` sets none of torchrun's variables.
 Launch = Literal["torchrun", "python"]

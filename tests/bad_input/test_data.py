@@ -114,10 +114,3 @@ def test_batch_larger_than_the_data(workload: str, samples: int) -> None:
     assert line == (f"sweep.yaml: found no cell to run: 1 left out by conflict: {reason}")
     fitting = f"--set=batch_size={samples}"
     assert harness("plan", "sweep.yaml", fitting).code == 0
-
-
-def test_batch_larger_than_a_file(here: Path) -> None:
-    rows = "".join(f"hi,{label}\n" for label in "aaaaaaabbb")
-    Path("texts.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
-    Path("sweep.yaml").write_text(TEXTS + "matrix: {batch_size: 9}\n", encoding="utf-8")
-    assert "batch_size 9 is more than the 8 training samples" in refused("plan", "sweep.yaml")

@@ -31,10 +31,6 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
             ["--set", "batch_size=32,0"],
             "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1",
         ),
-        (
-            ["--set", "epochs=3"],
-            "--set epochs=3: unknown axis; did you mean 'length.epochs'?",
-        ),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
         (
@@ -80,7 +76,6 @@ def test_flag(flags: list[str], begins: str) -> None:
         (["diff", "quickstart", "--seed", "99999999999"], "Invalid value for '--seed'"),
         (["parity", "quickstart", "--seed", "-1"], "Invalid value for '--seed'"),
         (["status", "mine", "--watch", "--json"], "--json: found without SWEEP or with --watch"),
-        (["run"], "Missing argument 'SWEEP'."),
         (["run", "quickstart", "other"], "Got unexpected extra argument(s) (other)"),
         (["run", "quickstart", "--fast-fail"], "No such option: --fast-fail"),
         (["run", "quickstart", "--set"], "Option '--set' requires an argument."),

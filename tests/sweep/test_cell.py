@@ -128,6 +128,7 @@ def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
         {"evaluate": Length(epochs=2)},
         {"evaluate": Length(steps=1)},
         {"warmup": 11},
+        {"stop": StopRule(patience=2)},
     ],
 )
 def test_length_evaluation_and_warmup_decide_the_id(change: dict[str, Any]) -> None:
@@ -225,14 +226,6 @@ def test_id_survives_the_way_to_a_worker_and_back(tmp_path: Path) -> None:
         assert back.cell.label == trial.cell.label
 
 
-def test_the_order_of_axes_in_a_file_makes_no_difference() -> None:
-    axes = Axes(batch_size=8, precision="bf16", num_threads=2)
-    backwards = dict(reversed(asdict(axes).items()))
-    del backwards["lr"]
-    back = decode_value(Axes, backwards)
-    assert (back.values, back.changed) == (axes.values, axes.changed)
-
-
 def test_trial_ids_and_labels() -> None:
     cell = make()
     assert Trial(cell=cell, seed=3, repeat=1).id == f"{cell.id}-s3-r1"
@@ -266,13 +259,6 @@ def test_length() -> None:
     for both_or_neither in ({}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ValueError, match="allowed: one of them"):
             Length(**both_or_neither)
-
-
-def test_a_rule_for_stopping_is_part_of_the_id() -> None:
-    cell = make()
-    rules = [StopRule(patience=2), StopRule(patience=3), StopRule(goal=0.5)]
-    stopping = [replace(cell, stop=rule).id for rule in rules]
-    assert len({cell.id, *stopping}) == 4
 
 
 def test_a_cell_for_any_code_has_what_the_sweep_sets_and_no_default(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,10 @@ from harness.core.errors import BadInput
 from harness.sweep import cluster
 from harness.sweep.cell import axis_names
 from harness.sweep.cluster import Profile
-from harness.sweep.sweep import Sweep, load_sweep
+from harness.sweep.sweep import load_sweep
 from tests.support.sweeps import load
 
 ALGORITHM = "env.NCCL_ALGO"
-
-
-def algorithms(sweep: Sweep) -> list[Any]:
-    """Return what each cell sets the variable to."""
-    return [cell.level(ALGORITHM) for cell in sweep.cells]
 
 
 def test_variables_combine_as_other_axes_do(tmp_path: Path) -> None:
@@ -51,12 +45,6 @@ def test_a_variable_decides_the_id_only_where_it_is_set(tmp_path: Path) -> None:
     assert len({plain.id, ring.id, tree.id}) == 3
     assert (unset.environment, ring.environment) == ({"NCCL_ALGO": None}, {"NCCL_ALGO": "Ring"})
     assert (unset.label, ring.label) == (plain.label, f"{plain.label} NCCL_ALGO=Ring")
-
-
-def test_set_decides_a_variable_whatever_decided_it_in_the_file(tmp_path: Path) -> None:
-    sets = [f"{ALGORITHM}=Ring,null"]
-    assert algorithms(load(tmp_path, sets=sets)) == ["Ring", None]
-    assert algorithms(load(tmp_path, sets=sets, matrix={ALGORITHM: "Tree"})) == ["Ring", None]
 
 
 def test_a_variable_of_one_workload_is_unset_for_the_others(tmp_path: Path) -> None:

@@ -1,55 +1,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.core.errors import BadInput
 from harness.core.validation import decode_value
 from harness.sweep import sweep as spec
-from harness.sweep.axes import Axes
 from harness.sweep.cell import Length
 from harness.sweep.sweep import Sweep
 from tests.support.commands import harness
 from tests.support.images import write_images
 from tests.support.sweeps import load, write
-from tests.support.tree import TOP
-from workloads.mlp_settings import MLPOptions
 
 IDX = {"mlp": {"data": {"source": "idx", "path": "images"}}}
-
-
-def planned(path: Path) -> dict[str, Any]:
-    ended = harness("plan", str(path), "--json")
-    assert (ended.code, ended.err) == (0, "")
-    plan: dict[str, Any] = json.loads(ended.out)
-    return plan
-
-
-def test_plan_as_json_has_every_default(tmp_path: Path) -> None:
-    plan = planned(write(tmp_path))
-    wanted = {
-        "name": "demo",
-        "seeds": [0],
-        "repeats": 1,
-        "checkpoint": {"every": None, "keep": 2, "best": False},
-        "timeout": 3600.0,
-    }
-    wanted["profile"] = None
-    assert {key: plan[key] for key in wanted} == wanted
-    (cell,) = plan["cells"]
-    assert cell["axes"] == asdict(Axes(batch_size=64))
-    assert (cell["length"], cell["evaluate"], cell["warmup"]) == (
-        {"steps": None, "epochs": 1},
-    ) * 2 + (10,)
-    data = {"data.source": "digits", "data.split_seed": 0, "data.validation": 0.0}
-    options = {f"options.{option.name}" for option in fields(MLPOptions)}
-    assert set(cell["workload"]["settings"]) == options | set(data)
-    assert data.items() <= cell["workload"]["settings"].items()
-    assert plan["trials"] == [f"{cell['id']}-s0-r0"]
 
 
 def test_plan_for_people_shows_cells_trials_and_what_was_left_out(tmp_path: Path) -> None:
@@ -158,21 +124,6 @@ class TestPaths:
         (cell,) = spec.load_sweep(path).cells
         assert Path(cell.workload.settings["data.path"]).samefile(tmp_path / "images")
         assert spec.load_sweep(path).base_folder == folder
-
-    def test_workload_of_the_user_is_relative_to_the_sweep_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        line = (TOP / "tests" / "support" / "line.py").read_text(encoding="utf-8")
-        (tmp_path / "sweeps").mkdir()
-        (tmp_path / "sweeps" / "mine.py").write_text(line, encoding="utf-8")
-        path = write(
-            tmp_path / "sweeps", {"mine": {"uses": "mine.py:LineFit", "options": {"samples": 64}}}
-        )
-        monkeypatch.chdir(tmp_path)
-        (cell,) = spec.load_sweep(Path("sweeps/sweep.yaml")).cells
-        assert cell.id == spec.load_sweep(path).cells[0].id
-        assert cell.id.startswith("linefit-")
-        assert (cell.axes.batch_size, cell.workload.options["samples"]) == (32, 64)
 
     def test_path_of_a_flag_is_relative_to_the_working_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
