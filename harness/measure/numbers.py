@@ -7,7 +7,6 @@ rather than zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ MEANS = (
     "gpu_throttled",
 )  # fmt: skip
 # What is taken of a rank's samples, and then of what the ranks measured, if not the largest.
-STATISTICS: Mapping[str, Callable[[Any], Any]] = {
+STATISTICS: dict[str, Any] = {
     **dict.fromkeys(MEANS, np.nanmean),
     "gpu_sm_clock_lowest_mhz": np.nanmin,
 }

@@ -93,7 +93,7 @@ class TelemetrySampler:
         self.cores, self.warmup = cores, warmup
         self._ended = threading.Event()
         self._failed: set[str] = set()  # readings that have raised
-        self._sensors: dict[str, Callable[[], float | None]] = {"load_per_core": load_per_core}
+        self._sensors: dict[str, Callable[[], Any]] = {"load_per_core": load_per_core}
         if device.type == "cuda":
             gpu = self._attempt("gpu", partial(_open_gpu, device))
             if gpu is not None:

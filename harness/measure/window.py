@@ -104,7 +104,8 @@ def find_window(
     mask = np.zeros(len(seconds), dtype=bool)
     for first_steady, end, is_steady in parts:
         mask[first_steady:end] = is_steady is not None or not decided
-    return Window(mask, settled=all(decided) if decided else None, phases=mask)
+    settled = all(decided) if decided else None
+    return Window(mask, settled, phases=mask)
 
 
 def find_steady(seconds: Numbers, start: int = 0) -> tuple[int, bool | None]:

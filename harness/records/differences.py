@@ -82,8 +82,9 @@ def differences(a: Mapping[str, Value], b: Mapping[str, Value]) -> list[Differen
     """Return the fields in which two flat tables differ, in the order of `ORDER`."""
     differing = []
     for name in {**a, **b}:
-        if a.get(name) != b.get(name):
-            differing.append(Difference(name, a.get(name), b.get(name)))
+        of_a, of_b = a.get(name), b.get(name)
+        if of_a != of_b:
+            differing.append(Difference(name, of_a, of_b))
     return sorted(differing, key=lambda difference: _sort_key(difference.field))
 
 

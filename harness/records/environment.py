@@ -216,7 +216,8 @@ def describe_hardware() -> Hardware:
     info = cpu_info()
     # A virtual machine may hide the name of the CPU's model, but not these.
     version = [info[name] for name in ("cpu family", "model", "stepping") if name in info]
-    extensions = set((info.get("flags") or info.get("Features") or "").split())
+    flags = info.get("flags") or info.get("Features") or ""
+    extensions = set(flags.split())
     kernel_flags = sorted(flag for flag in extensions if KERNEL_FLAGS.fullmatch(flag))
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return Hardware(

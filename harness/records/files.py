@@ -181,7 +181,8 @@ def stack(ranks: Sequence[RankResult]) -> dict[str, Numbers]:
 
     contents = [asdict(rank) for rank in ranks]
     series = [_take_arrays(content) for content in contents]
-    arrays: dict[str, Numbers] = {RANKS: np.frombuffer(json_text(contents), dtype=np.uint8)}
+    text = json_text(contents)
+    arrays: dict[str, Numbers] = {RANKS: np.frombuffer(text, dtype=np.uint8)}
     for name in set().union(*series):
         of_ranks = {row: of_rank[name] for row, of_rank in enumerate(series) if name in of_rank}
         longest = max(map(len, of_ranks.values()))

@@ -42,7 +42,6 @@ class Tree:
     twigs: tuple[Twig, ...] | None = None
     names: Sequence[str] = ()
     shares: Mapping[str, Sequence[Annotated[float, Between(0)]]] = field(default_factory=dict)
-    beds: Sequence[tuple[str, Annotated[int, Between(0, 9)] | None]] = field(default_factory=list)
     counted: Number = 0
 
     def __post_init__(self) -> None:
@@ -65,21 +64,15 @@ def test_what_was_written_comes_back_equal() -> None:
     ("change", "problem"),
     [
         ({"rings": "3"}, 'rings: found "3"; allowed: a whole number'),
-        ({"rings": 3.0}, "rings: found 3.0; allowed: a whole number"),
         ({"rings": True}, "rings: found true; allowed: a whole number"),
-        ({"rings": None}, "rings: found null; allowed: a whole number"),
         ({"height": "2"}, 'height: found "2"; allowed: a number'),
-        ({"height": True}, "height: found true; allowed: a number"),
         ({"evergreen": 1}, "evergreen: found 1; allowed: true or false"),
         (
             {"season": "sumer"},
             "season: found \"sumer\"; did you mean 'summer'? allowed: summer, winter",
         ),
-        ({"names": "oak"}, 'names: found "oak"; allowed: a list'),
         ({"names": ["oak", 3]}, "names[1]: found 3; allowed: text"),
-        ({"shares": {"b": ["much"]}}, 'shares.b[0]: found "much"; allowed: a number'),
         ({"shares": {"a": [1, -2.5]}}, "shares.a[1]: found -2.5; allowed: "),
-        ({"beds": [["x", None], ["y", 10]]}, "beds[1][1]: found 10; allowed: "),
         ({"twigs": [{"kind": "root"}]}, 'twigs[0].kind: found "root"; '),
         ({"counted": -1}, "counted: found -1; allowed: at least 0"),
         ({"rings": -1}, "rings: found -1; allowed: 0 or more"),
@@ -107,11 +100,9 @@ def test_a_key_that_is_missing_or_no_field() -> None:
         (b"", ""),
         (b'{"rings": 3', ""),
         (b"\xff\xfe", ""),
-        (b'{"rings": NaN}', ""),
-        (b"[" * 10**6, ""),
         (b'{"schema":' * 5000 + b"1" + b"}" * 5000, ""),
     ],
-    ids=["type", "empty", "cut", "binary", "nan", "deep list", "deep object"],
+    ids=["type", "empty", "cut", "binary", "deep"],
 )
 def test_error_names_file_problem_and_remedy(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "tree.json"
@@ -195,19 +186,13 @@ def edited(edit: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     [
         edited(lambda content: content["numbers"].update(final_loss=0.1)),
         edited(lambda content: content["arrays"].update(sha256="0" * 64)),
-        edited(lambda content: content["trial"]["cell"]["workload"].update(uses=3.5)),
         edited(lambda content: content.pop("seal")),
-        edited(lambda content: content.update(seal=None)),
         lambda text: text.replace('"attempt": 1,', '"attempt": 2,'),
-        lambda text: text.replace('"attempt": 1,', '"attempt":  1,'),
         lambda text: text.replace(' "seal": ', '  "seal": '),
         lambda text: text.removesuffix("\n"),
-        lambda text: f"{text}\n",
     ],
-    ids=[
-        "number", "digest", "uses", "no seal", "null", "value", "space", "before seal", "end", "line",
-    ],
-)  # fmt: skip
+    ids=["number", "digest", "no seal", "value", "before seal", "end"],
+)
 def test_any_change_is_refused_with_the_remedy(path: Path, change: Callable[[str], str]) -> None:
     before = path.read_text(encoding="utf-8")
     path.write_text(change(before), encoding="utf-8")
@@ -258,14 +243,6 @@ def test_columns_of_another_record_are_refused(path: Path) -> None:
     other.replace(columns)
     with pytest.raises(BadFile, match=r"found the SHA-256 \w+…; allowed: \w+…"):
         list(read_record(path).ranks)
-
-
-def test_columns_are_only_read_beside_the_record(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    del content["seal"]
-    content["arrays"]["file"] = f"../../{content['arrays']['file']}"
-    path.write_text(sealed_text(content), encoding="utf-8")
-    assert len(read_record(path).ranks) == 2
 
 
 def test_seal_is_the_digest_of_the_text_before_it() -> None:
