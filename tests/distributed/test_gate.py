@@ -44,11 +44,26 @@ def loss(self, model, batch):
 
 Slowed.loss = loss
 """
-# Not `MLP.optimizer`: this process plans the sweep too, and later tests in it train MLPs.
-OTHER = (
-    "\n\nSlowed.optimizer = lambda self, model: _sgd(model)\n"
-    "\n\ndef _sgd(model):\n    import torch\n\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
-)
+OTHER = """
+
+honest_optimizer = Slowed.optimizer
+
+
+def optimizer(self, model):
+    optimizer = honest_optimizer(self, model)
+    optimizer.param_groups[0]["lr"] *= 2
+    return optimizer
+
+
+Slowed.optimizer = optimizer
+"""
+KILLED = """
+
+import os
+
+if "RANK" in os.environ:
+    os.kill(os.getpid(), 9)
+"""
 BROKEN = "\n\nimport a_module_that_nobody_has\n"
 
 
@@ -86,7 +101,7 @@ def test_a_side_that_fails_says_what_its_rank_said(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_side_that_is_killed_before_it_trains_is_told(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
-    repository.write(0.0, more="\n\nimport os; os.kill(os.getpid(), 9)\n")
+    repository.write(0.0, more=KILLED)
     repository.commit("killed")
     repository.write(0.0)
     ended = gate(repository, *LOUD)
@@ -153,6 +168,7 @@ def test_a_bisection_finds_commits_past_a_broken_one(
     history = [
         ("words", 0.0, "# a word\n"),
         ("other", 0.0, OTHER),
+        ("more", 0.0, OTHER + "# more words\n"),
         ("broken", 0.0, OTHER + BROKEN),
         ("mended", 0.0, OTHER + "# mended\n"),
         ("slow", 3.0, OTHER),
