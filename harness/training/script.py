@@ -191,9 +191,8 @@ class ScriptObserver:
     def samples_per_step(self) -> float | None:
         """The mean samples of a step at this rank: reported, else of torch's loaders; None if unknown."""
         reported = self.reports.samples_per_step(self.state.step)
-        loaded = self.loaded.total / self.state.step
-        if reported is None and loaded > 0:
-            return loaded
+        if reported is None and self.loaded.total > 0:
+            return self.loaded.total / self.state.step
         return reported
 
     # Segments

@@ -174,8 +174,9 @@ class Reports:
         if not self.has_backward and not self._comes_first:
             step -= 1
         if loss is not None:
-            # A copy: CUDA graphs write the next loss into the same memory.
-            self._pending.append((step, torch.as_tensor(loss).detach().clone()))
+            if isinstance(loss, Tensor):  # CUDA graphs write the next one into the same memory
+                loss = loss.detach().clone()
+            self._pending.append((step, loss))
         if samples is not None:
             self._samples[step] = self._samples.get(step, 0) + int(samples)
 
@@ -202,7 +203,9 @@ class Reports:
         A step that never ended lacks some of its own.
         """
         reported = [samples for step, samples in self._samples.items() if step < steps_done]
-        return sum(reported) / len(reported) if reported else None
+        if not reported:
+            return None
+        return sum(reported) / len(reported)
 
 
 def batch_samples(batch: Any) -> float:
