@@ -1,7 +1,6 @@
 """A campaign of faults: the product is disturbed, started again, and held against one oracle.
 
     make campaign                                                # an hour of all kinds
-    python -m tests.programs.campaign calls --output DIR --minutes 10     # one kind
     python -m tests.programs.campaign --output DIR --repeat 'ADDRESS'     # one fault once more
 
 Whatever happens to a sweep, once it has been started again its bits equal those of an undisturbed
@@ -16,9 +15,7 @@ run, every trial has one record, and no process, shared memory or temporary file
 | damage | a file that is read back has changed | `damage.py` |
 | gates | a process of `harness gate` or `harness bisect` is killed | `gates.py` |
 
-The command under test, the forkserver and its ranks are the product's own. Only what costs
-seconds is done once for all faults: commands are forked from a process that has loaded torch and
-MLflow (`warm.py`). A fault takes about two seconds of CPU time.
+The command under test and all that it starts are the product's own.
 
 The output folder has a line of JSON for each fault (`outcomes-*.jsonl`), the table, the command that
 repeats each fault that the oracle was contradicted by, and what that fault's commands printed

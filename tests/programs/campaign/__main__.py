@@ -1,159 +1,116 @@
-"""Runs a campaign: chooses faults, strikes them in several processes, and prints what came of them."""
+"""Runs a campaign: chooses faults, strikes them in two processes, and prints what came of them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shlex
 import shutil
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness.core.processes import die_with_parent
-from harness.launch.forkserver import WITHOUT_THREADS
-from tests.programs.campaign import shim, warm
+from harness.core.processes import die_with_parent, ending_descendants
+from tests.programs.campaign.actors import ActorCampaign
+from tests.programs.campaign.calls import CallCampaign
+from tests.programs.campaign.damage import DamageCampaign
+from tests.programs.campaign.gates import GateCampaign
 from tests.programs.campaign.oracle import FINDING_KINDS
-from tests.programs.campaign.stage import Campaign
+from tests.programs.campaign.signals import SignalCampaign
+from tests.programs.campaign.stage import SweepStage
 
 # Of the faults that fit into a campaign, how many each kind gets.
 SHARES = {"calls": 10, "signals": 2, "actors": 1, "damage": 5, "gates": 1}
 NOT_SURVIVED = {"lost", "doubled", "differing", "hung"}
-
-
-def campaigns() -> Mapping[str, Callable[[Path], Campaign]]:
-    """Return what makes the campaign of each kind, in a folder of its own."""
-    # Only now: what they import is loaded once for all workers, after the shim.
-    from tests.programs.campaign.actors import ActorCampaign
-    from tests.programs.campaign.calls import CallCampaign
-    from tests.programs.campaign.damage import DamageCampaign
-    from tests.programs.campaign.gates import GateCampaign
-    from tests.programs.campaign.signals import SignalCampaign
-
-    return {
-        "calls": CallCampaign,
-        "signals": SignalCampaign,
-        "actors": ActorCampaign,
-        "damage": DamageCampaign,
-        "gates": GateCampaign,
-    }
+WORKERS = 2  # processes side by side
+Campaign = CallCampaign | SignalCampaign | ActorCampaign | DamageCampaign | GateCampaign
 
 
 def main() -> None:
     """Run the campaign that the command line asks for; exit with 1 if the oracle was contradicted."""
-    options = parse()
-    options.output.mkdir(parents=True, exist_ok=True)
-    if shim.CONTROL_VARIABLE not in os.environ:
-        start_with_shim(options.output.absolute())
-    shim.enter("driver")
-    warm.preload()
-    workers = [start_worker(number, options) for number in range(options.workers)]
-    failed = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
-    outcomes = []
-    for path in sorted(options.output.glob("outcomes-*.jsonl")):
-        outcomes += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    text = "\n".join([table(outcomes), "", *failures(outcomes, options.output)])
-    (options.output / "table.txt").write_text(text + "\n", encoding="utf-8")
-    print(text)
-    sys.exit(any(failed) or any(outcome["findings"] for outcome in outcomes))
-
-
-def parse() -> argparse.Namespace:
-    """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m tests.programs.campaign", description=__doc__)
-    parser.add_argument("kinds", nargs="*", help=f"of faults: {', '.join(SHARES)}; default: all")
     parser.add_argument("--output", type=Path, required=True, help="a folder for the results")
     parser.add_argument("--minutes", type=float, default=60, help="start no fault after these")
-    parser.add_argument("--limit", type=int, help="strike at most so many faults")
-    parser.add_argument("--seed", type=int, default=0, help="decides which faults come first")
-    parser.add_argument("--workers", type=int, default=2, help="processes side by side")
     parser.add_argument(
         "--repeat", action="append", default=[], metavar="ADDRESS", help="strike just this fault"
     )
     options = parser.parse_args()
-    for name in options.kinds:
-        if name not in SHARES:
-            parser.error(f"kinds: found {name!r}; allowed: {', '.join(SHARES)}")
-    return options
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    seed = time.time_ns()
+    workers = []
+    for number in range(WORKERS if not options.repeat else 1):
+        arguments = (number, seed, output, options.minutes, options.repeat)
+        worker = get_context("fork").Process(target=strike_all, args=arguments)
+        worker.start()
+        workers.append(worker)
+    outcomes = []
+    for number, worker in enumerate(workers):
+        worker.join()
+        text = log_path(output, number).read_text(encoding="utf-8")
+        outcomes += [json.loads(line) for line in text.splitlines()]
+    text = "\n".join([table(outcomes), "", *failures(outcomes, output)])
+    (output / "table.txt").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    failed = any(worker.exitcode for worker in workers)
+    sys.exit(failed or any(outcome["findings"] for outcome in outcomes))
 
 
-def start_with_shim(output: Path) -> None:
-    """Become this program again, with the shim loaded; does not return."""
-    library = shim.compile_shim(output)
-    page = output / "control"
-    shim.create_page(page)
-    os.environ.update(WITHOUT_THREADS, OMP_NUM_THREADS="1")
-    os.environ[shim.PRELOAD_VARIABLE] = str(library)
-    os.environ[shim.CONTROL_VARIABLE] = str(page)
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    os.execv(sys.executable, [sys.executable, "-m", "tests.programs.campaign", *sys.argv[1:]])
+def log_path(output: Path, number: int) -> Path:
+    """Return the file in which a worker leaves a line for each fault."""
+    return output / f"outcomes-{number}.jsonl"
 
 
-def start_worker(number: int, options: argparse.Namespace) -> int:
-    """Fork a process that strikes its part of the faults, and return its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    exit_code = 1
-    try:
-        die_with_parent()
-        folder = options.output.absolute() / f"worker-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        shim.use_page(folder / "control")
-        shim.enter("driver")
-        warm.adopt_orphans()
-        strike_all(number, folder, options)
-        exit_code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(exit_code)
-
-
-def strike_all(number: int, folder: Path, options: argparse.Namespace) -> None:
+def strike_all(
+    number: int, seed: int, output: Path, minutes: float, repeated: Sequence[str]
+) -> None:
     """Strike every fault that falls to this worker, until time is up, and leave a line for each."""
-    deadline = time.monotonic() + 60 * options.minutes
-    available = campaigns()
-    names = options.kinds or list(SHARES)
-    if options.repeat:
-        names = {address.partition("/")[0] for address in options.repeat}
-    made = {name: available[name](folder / name) for name in names}
-    chosen = options.repeat
-    if not chosen:
-        seed = options.seed
-        chosen = interleave({name: made[name].faults(random.Random(seed)) for name in names})
-    log = options.output / f"outcomes-{number}.jsonl"
-    log.unlink(missing_ok=True)
-    for address in chosen[: options.limit][number :: options.workers]:
-        if time.monotonic() > deadline:
-            break
-        campaign = made[address.partition("/")[0]]
-        started = time.monotonic()
-        findings = campaign.strike(address)
-        outcome = {
-            "address": address,
-            "row": f"{address.partition('/')[0]}: {campaign.row(address)}",
-            "was_reached": findings is not None,
-            "findings": [vars(finding) for finding in findings or []],
-            "seconds": time.monotonic() - started,
+    die_with_parent()
+    folder = output / f"worker-{number}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with ending_descendants(), log_path(output, number).open("w", encoding="utf-8") as log:
+        stage = SweepStage(folder / "sweep")
+        makers: Mapping[str, Callable[[], Campaign]] = {
+            "calls": lambda: CallCampaign(stage),
+            "signals": lambda: SignalCampaign(folder),
+            "actors": lambda: ActorCampaign(stage),
+            "damage": lambda: DamageCampaign(stage),
+            "gates": lambda: GateCampaign(folder / "gates"),
         }
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(outcome) + "\n")
-        if findings:
-            print(*failures([outcome], options.output), sep="\n", flush=True)
-            name = address.replace("/", "_").replace("*", "x")[:150]
-            kept = options.output / "failures" / name
-            kept.mkdir(parents=True, exist_ok=True)
-            for path in campaign.output_files():
-                shutil.copy(path, kept)
+        names = {address.partition("/")[0] for address in repeated} or SHARES
+        campaigns = {name: makers[name]() for name in names}
+        chosen = repeated
+        if not repeated:
+            faults = {name: campaigns[name].faults(random.Random(seed)) for name in SHARES}
+            chosen = interleave(faults)[number::WORKERS]
+        deadline = time.monotonic() + 60 * minutes  # all is prepared only now
+        for address in chosen:
+            if time.monotonic() > deadline:
+                break
+            name = address.partition("/")[0]
+            campaign = campaigns[name]
+            started = time.monotonic()
+            findings = campaign.strike(address)
+            outcome = {
+                "address": address,
+                "row": f"{name}: {campaign.row(address)}",
+                "was_reached": findings is not None,
+                "findings": [vars(finding) for finding in findings or []],
+                "seconds": time.monotonic() - started,
+            }
+            print(json.dumps(outcome), file=log, flush=True)
+            if findings:
+                print(*failures([outcome], output), sep="\n", flush=True)
+                kept = output / "failures" / address.replace("/", "_").replace("*", "x")[:150]
+                kept.mkdir(parents=True, exist_ok=True)
+                for path in folder.glob("*/output-*"):
+                    shutil.copy(path, kept)
 
 
 def interleave(faults: Mapping[str, Sequence[str]]) -> list[str]:
@@ -176,11 +133,9 @@ def table(outcomes: Sequence[Mapping[str, Any]]) -> str:
         counted = {"faults", *found}
         if not found & NOT_SURVIVED:
             counted.add("survived")
-        for row in (outcome["row"], "all"):
-            counts.setdefault(row, Counter()).update(counted)
-    if "all" in counts:
-        counts["all"] = counts.pop("all")  # the last row
-    width = max(map(len, counts), default=0)
+        counts.setdefault(outcome["row"], Counter()).update(counted)
+    counts["all"] = sum(counts.values(), Counter[str]())
+    width = max(map(len, counts))
     lines = [" " * width + "".join(f"{column:>13}" for column in columns)]
     for row, count in counts.items():
         lines.append(f"{row:{width}}" + "".join(f"{count[column]:>13}" for column in columns))
@@ -196,7 +151,7 @@ def failures(outcomes: Sequence[Mapping[str, Any]], output: Path) -> list[str]:
     for outcome in outcomes:
         if outcome["findings"]:
             command = ["python", "-m", "tests.programs.campaign", "--output", str(output)]
-            lines.append(shlex.join([*command, "--workers", "1", "--repeat", outcome["address"]]))
+            lines.append(shlex.join([*command, "--repeat", outcome["address"]]))
         for finding in outcome["findings"]:
             lines.append(f"    {finding['kind']}: {finding['text']}")
     return lines

@@ -12,11 +12,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from harness.core.ports import free_port
 from tests.programs.campaign.oracle import Finding
-from tests.programs.campaign.stage import RUN, sweep_stage
+from tests.programs.campaign.stage import RUN, SweepStage
 
 COMMANDS = {
     "run": RUN,
@@ -33,16 +32,15 @@ PAIRS = (
     "run+run", "run+force", "run+collect", "run+watch", "run+status", "run+show", "run+report",
     "collect+run", "collect+collect", "report+report", "run+ui", "collect+ui",
 )  # fmt: skip
-LONGEST_DELAY = 4000  # milliseconds
+LONGEST_DELAY = 8000  # milliseconds
 ALLOWED_EXIT_CODES = (0, 2)  # 2 where another command holds the sweep
 
 
 class ActorCampaign:
     """Runs two commands on the same small sweep."""
 
-    def __init__(self, folder: Path) -> None:
-        self.stage, self.expected = sweep_stage(folder)
-        self.output_files = self.stage.output_files
+    def __init__(self, stage: SweepStage) -> None:
+        self.stage = stage
 
     def faults(self, generator: random.Random) -> Sequence[str]:
         """Return every pair by turns, at random delays."""
@@ -58,18 +56,16 @@ class ActorCampaign:
         stage = self.stage
         stage.restore()
         names = pair.split("+")
-        pids = []
+        commands = []
         with stage.watching():
             for number, name in enumerate(names):
                 time.sleep(number * int(milliseconds) / 1000)
                 arguments = COMMANDS[name]
                 if name == SERVER:
                     arguments = (*arguments, "--port", str(free_port()))
-                pids.append(stage.start(arguments, number=number))
-            server = None
-            if SERVER in names:
-                server = pids.pop()
-            all_ended = stage.wait(pids, server=server)
+                commands.append(stage.start(arguments, number=number))
+            server = commands.pop() if SERVER in names else None
+            all_ended = stage.wait(commands, server=server)
         findings = []
         for name, ended in zip(names, all_ended, strict=False):
             findings += stage.check_end(ended, name)
@@ -79,4 +75,4 @@ class ActorCampaign:
             if ended.exit_code == 2 and "harness: " not in ended.output:
                 findings.append(Finding("misreported", f"{name}: refused, and no line says why"))
         (stage.work / "results/runs/campaign/report.html").unlink(missing_ok=True)
-        return findings + stage.run_again(self.expected)
+        return findings + stage.run_again(stage.expected)

@@ -15,11 +15,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
 from tests.programs.campaign.oracle import RANDOM_NAMES, Finding, check_report, take_snapshot
 from tests.programs.campaign.shim import Call, read_calls
-from tests.programs.campaign.stage import RUN, sweep_stage
+from tests.programs.campaign.stage import RUN, SweepStage
 
 DISK_ERRORS = ("ENOSPC", "EIO", "ESTALE", "EDQUOT")
 # The errors that a call may really have.
@@ -41,9 +40,8 @@ IDS = re.compile(r"(?:[0-9a-f]{32})+|(?<=-)[0-9a-f]{8,16}(?=-s\d)")
 class CallCampaign:
     """Strikes every call of a small sweep."""
 
-    def __init__(self, folder: Path) -> None:
-        self.stage, self.expected = sweep_stage(folder)
-        self.output_files = self.stage.output_files
+    def __init__(self, stage: SweepStage) -> None:
+        self.stage = stage
 
     def faults(self, generator: random.Random) -> Sequence[str]:
         """Return all faults; one at each kind of call comes before the second at any.
@@ -79,8 +77,8 @@ class CallCampaign:
         if not stage.control.has_fired:
             return None
         findings = stage.check_end(ended, "run")
-        findings += check_report(ended, self.expected, take_snapshot(stage.work))
-        return findings + stage.run_again(self.expected)
+        findings += check_report(ended, stage.expected, take_snapshot(stage.work))
+        return findings + stage.run_again(stage.expected)
 
     def _record_calls(self) -> list[Call]:
         """Run the sweep, and return the calls that it made."""

@@ -11,18 +11,16 @@ folder: of runs and baselines, and MLflow's database.
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tests.programs.campaign.calls import IDS
+from tests.programs.campaign.commands import Ended
 from tests.programs.campaign.oracle import Finding, compare, take_snapshot
-from tests.programs.campaign.stage import RUN, sweep_stage
-from tests.programs.campaign.warm import Ended
+from tests.programs.campaign.stage import RUN, SweepStage
 from tests.support.running import wait_until
 
 PAGE = 4096  # bytes
@@ -33,8 +31,6 @@ READERS = {
     "compare": ("compare", "campaign", "baseline"),
     "verify": ("verify", "campaign"),  # reads the columns of records too
 }
-# Slow enough for the second trial to be interrupted after an evaluation.
-OPTIONS = {"step_seconds": 0.05}
 SAVED = "results/runs/campaign/*-s1-r0/best/step-*"
 # Time goes on: what a reader prints of it differs without any damage.
 TIMES = re.compile(r"\d+(\.\d+)? (ms|s|min|h|d)\b")
@@ -72,19 +68,19 @@ CHANGES: Mapping[str, Callable[[bytes, random.Random], bytes]] = {
 class DamageCampaign:
     """Damages every file of a small sweep."""
 
-    def __init__(self, folder: Path) -> None:
-        stage, _ = sweep_stage(folder, options=OPTIONS)
-        self.stage, self.output_files = stage, stage.output_files
+    def __init__(self, stage: SweepStage) -> None:
+        self.stage = stage
+        stage.restore("whole")
         stage.run_undisturbed(("baseline", "campaign"))
         self.expected = take_snapshot(stage.work)
         stage.keep_copy("finished")
         stage.restore()
         with stage.watching():
-            pid = stage.start(RUN)
+            command = stage.start(RUN)
             with suppress(TimeoutError):
                 wait_until(lambda: list(stage.work.glob(SAVED)), 60, every=0.01)
-            os.kill(pid, signal.SIGKILL)
-            stage.wait([pid])
+            command.kill()
+            stage.wait([command])
         stage.keep_copy("interrupted")
         # What undamaged readers print, by state and reader.
         self.printed: dict[tuple[str, str], str] = {}

@@ -58,26 +58,31 @@ static int forked;  /* children that this process has forked */
 
 #define NEXT(name) __typeof__(&name) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
-/* Map the control page that the environment names; a driver of its own page calls it again after a fork. */
-__attribute__((constructor)) void campaign_load(void) {
-    const char *path = getenv("CAMPAIGN_CONTROL");
-    if (!path) return;
-    int handle = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
-    if (handle < 0) return;
-    void *page = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, handle, 0);
-    syscall(SYS_close, handle);
-    if (page != MAP_FAILED) control = page;
-}
-
 /* Give this process a role and enter it in the table of processes. */
-void campaign_enter(const char *name) {
-    if (name != role) snprintf(role, sizeof role, "%s", name);
+static void enter(const char *name) {
+    snprintf(role, sizeof role, "%s", name);
     forked = 0;
     if (!control || !control->active) return;
     int row = atomic_fetch_add(&control->process_count, 1);
     if (row >= MAX_PROCESSES) return;
     memcpy(control->processes[row].role, role, sizeof role);
     control->processes[row].pid = getpid();
+}
+
+/* Map the control page that the environment names, and tell the role of a program by its arguments. */
+__attribute__((constructor)) static void load(int count, char **arguments) {
+    const char *path = getenv("CAMPAIGN_CONTROL");
+    if (!path) return;
+    int handle = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    if (handle < 0) return;
+    void *page = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, handle, 0);
+    syscall(SYS_close, handle);
+    if (page == MAP_FAILED) return;
+    control = page;
+    for (int number = 1; number < count; number++) {
+        if (!strcmp(arguments[number], "harness.cli")) enter("harness");
+        if (strstr(arguments[number], "forkserver_process.py")) enter("forkserver");
+    }
 }
 
 static void record(const char *call, const char *path) {
@@ -274,19 +279,22 @@ static void inherit_role(int number) {
     } else {
         snprintf(name, sizeof name, "program");
     }
-    campaign_enter(name);
+    enter(name);
 }
 
-pid_t fork(void) {
+static pid_t fork_counted(int runs_program) {
     NEXT(fork);
-    int action = is_active() && strcmp(role, "driver") ? hit("fork", "") : 0;
+    int action = is_active() ? hit("fork", "") : 0;
     if (FAILS(action)) return -1;
-    int number = forked++;
+    int number = runs_program ? 0 : forked++;
     pid_t pid = next();
-    if (pid == 0) inherit_role(number);
+    if (pid == 0 && runs_program) enter("program");
+    if (pid == 0 && !runs_program) inherit_role(number);
     if (pid > 0) after(action);
     return pid;
 }
 
+pid_t fork(void) { return fork_counted(0); }
+
 /* Python starts programs with it. A child that shared our memory would count its calls as ours. */
-pid_t vfork(void) { return fork(); }
+pid_t vfork(void) { return fork_counted(1); }

@@ -17,10 +17,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.programs.campaign.commands import Ended
 from tests.programs.campaign.oracle import Finding, Snapshot, compare, take_snapshot
 from tests.programs.campaign.signals import send
 from tests.programs.campaign.stage import Stage
-from tests.programs.campaign.warm import Ended
 from tests.support.repository import Repository
 from tests.support.running import local_profile
 
@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 # What the shim calls the processes: those of the forkserver are ranks here.
 ROLES = {"harness": "harness", "forkserver": "forkserver", "rank": "rank0", "worker": "worker"}
 SCRATCH_NAMES = re.compile(r"harness-[a-z]+-\w{8}")  # folders of logs, in an error
-LONGEST_DELAY = 4000  # milliseconds
+LONGEST_DELAY = 8000  # milliseconds
 SMALL = {"own": {"uses": "own.py:Slowed", "data": {"source": "digits"}, "options": {"hidden": [8]}}}
 OTHER_LOSSES = """
 from torch.optim import SGD
@@ -47,7 +47,6 @@ class GateCampaign:
 
     def __init__(self, folder: Path) -> None:
         self.stage = Stage(folder, _write_repository)
-        self.output_files = self.stage.output_files
         self.expected: dict[str, Snapshot] = {}
         for name, arguments in COMMANDS.items():
             self.stage.restore()
@@ -73,7 +72,7 @@ class GateCampaign:
         stage.restore()
         with stage.watching():
             command = stage.start(COMMANDS[name])
-            was_sent = send(stage, ROLES[role], signal.SIGKILL, int(milliseconds), command)
+            was_sent = send(stage, ROLES[role], signal.SIGKILL, int(milliseconds), command.pid)
             (ended,) = stage.wait([command])
         if not was_sent:
             return None
@@ -86,7 +85,7 @@ class GateCampaign:
             findings.append(Finding("misreported", text))
         # The logs that an error names stay for the user.
         named = set(SCRATCH_NAMES.findall(ended.output))
-        (stage.folder / "output-0").rename(stage.folder / "output-disturbed")
+        stage.keep_output()
         ended = stage.run(COMMANDS[name])
         findings += stage.check_end(ended, f"{name} again")
         findings += compare(self.expected[name], self._snapshot(ended))
@@ -96,7 +95,7 @@ class GateCampaign:
         """Return what the oracle sees: the answer, in place of a trial's bits, and what is left."""
         snapshot = take_snapshot(self.stage.work)
         return Snapshot(
-            bits={"the answer": f"exit code {ended.exit_code}"},
+            bits={"the answer": {"exit code": ended.exit_code}},
             files=frozenset(name for name in snapshot.files if "__pycache__" not in name),
             shared_memory=snapshot.shared_memory,
         )

@@ -17,18 +17,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from harness.core.errors import HarnessError
 from harness.core.paths import Results, SweepFolder
 from harness.records.files import read_record
-from harness.records.record import Record
-from tests.programs.campaign.warm import Ended
+from tests.programs.campaign.commands import Ended
+from tests.slurm.sweeps import computed
 
 FindingKind = Literal["lost", "doubled", "differing", "left", "hung", "misreported"]
-FINDING_KINDS: Sequence[FindingKind] = (
-    "lost", "doubled", "differing", "left", "hung", "misreported",
-)  # fmt: skip
+FINDING_KINDS: Sequence[str] = get_args(FindingKind)
 SHARED_MEMORY = Path("/dev/shm")
 # What Python's tempfile and the temporary files of Rust have at the end of a name.
 ATTEMPTS = re.compile(r"attempt-\d+")
@@ -63,7 +61,7 @@ class Finding:
 class Snapshot:
     """What the oracle compares of a results folder and its surroundings."""
 
-    bits: Mapping[str, str]  # of each trial that is done, by its id
+    bits: Mapping[str, Mapping[str, Any]]  # what each trial that is done computed, by its id
     # The kept checkpoint of each; without those that have none because the disk refused it.
     checkpoints: Mapping[str, str | None] = field(default_factory=dict)
     records: Sequence[str] = ()  # the trial of every record that can be read
@@ -89,7 +87,7 @@ def take_snapshot(work: Path) -> Snapshot:
             continue
         records.append(record.trial.id)
         if record.status == "done":
-            bits[record.trial.id] = bits_of(record)
+            bits[record.trial.id] = computed(record)
             assert record.rank0 is not None
             was_refused = any(rank.unsaved for rank in record.ranks)
             if record.rank0.checkpoint is not None or not was_refused:
@@ -105,21 +103,6 @@ def take_snapshot(work: Path) -> Snapshot:
     )
 
 
-def bits_of(record: Record) -> str:
-    """Return what a finished trial computed, as text: losses, order, metrics, parameters."""
-    assert record.rank0 is not None
-    assert record.loss is not None
-    return json.dumps(
-        {
-            "parameters": record.rank0.parameter_digest,
-            "loss": record.loss.tolist(),
-            "order": record.order_digest,
-            "metrics": [dict(evaluation.metrics) for evaluation in record.rank0.evaluations],
-        },
-        sort_keys=True,
-    )
-
-
 def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:
     """Return what differs from an undisturbed run, once a sweep has run to its end again."""
     findings = [Finding("lost", text) for text in actual.unreadable]
@@ -127,7 +110,8 @@ def compare(expected: Snapshot, actual: Snapshot) -> list[Finding]:
         if trial not in actual.bits:
             findings.append(Finding("lost", f"{trial} has no record that is done"))
         elif actual.bits[trial] != bits:
-            findings.append(Finding("differing", f"{trial}: {actual.bits[trial]}; not {bits}"))
+            names = [name for name, value in bits.items() if actual.bits[trial][name] != value]
+            findings.append(Finding("differing", f"{trial}: other {', '.join(names)}"))
     for trial, checkpoint in actual.checkpoints.items():
         kept = expected.checkpoints.get(trial)
         if checkpoint != kept:

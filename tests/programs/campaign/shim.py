@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).with_name("faults.c")
-CONTROL_VARIABLE = "CAMPAIGN_CONTROL"  # holds the path of the control page
-PRELOAD_VARIABLE = "LD_PRELOAD"
 PATH_MAX = 4096  # of linux/limits.h
 NAME_LENGTH = 16  # bytes of a role or a call, with the zero at its end
 MAX_PROCESSES = 256
@@ -50,36 +48,6 @@ class _Page(ctypes.Structure):
     ]
 
 
-def compile_shim(folder: Path) -> Path:
-    """Compile the shim into `folder` and return the library."""
-    library = folder / "faults.so"
-    command = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([*command, str(SOURCE), "-ldl"], check=True)
-    return library
-
-
-def create_page(path: Path) -> None:
-    """Write an empty control page."""
-    path.write_bytes(bytes(ctypes.sizeof(_Page)))
-
-
-def use_page(path: Path) -> None:
-    """Have this process, and all that it starts, use a control page of its own."""
-    create_page(path)
-    os.environ[CONTROL_VARIABLE] = str(path)
-    ctypes.CDLL(None).campaign_load()
-
-
-def enter(role: str) -> None:
-    """Give this process a role, from which the roles of what it forks follow.
-
-    Nothing happens in a process without the shim.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "campaign_enter"):
-        library.campaign_enter(role.encode())
-
-
 class Call(NamedTuple):
     """A call that was recorded."""
 
@@ -91,7 +59,14 @@ class Call(NamedTuple):
 class Control:
     """The control page as a campaign sees it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        """Compile the shim into a folder, and write an empty page there."""
+        library, path = folder / "faults.so", folder / "control"
+        command = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(library)]
+        subprocess.run([*command, str(SOURCE), "-ldl"], check=True)
+        # With these, a process and all that it starts have the shim and its page.
+        self.variables = {"LD_PRELOAD": str(library), "CAMPAIGN_CONTROL": str(path)}
+        path.write_bytes(bytes(ctypes.sizeof(_Page)))
         with path.open("r+b") as file:
             self._page = _Page.from_buffer(mmap.mmap(file.fileno(), 0))
 

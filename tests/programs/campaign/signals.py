@@ -22,9 +22,9 @@ from pathlib import Path
 import psutil
 
 from harness.core.ports import free_port
-from tests.programs.campaign.oracle import Finding, Snapshot, check_report, take_snapshot
-from tests.programs.campaign.stage import RUN, TWO_RANKS, Stage, sweep_stage
-from tests.programs.campaign.warm import is_running
+from tests.programs.campaign.commands import is_running
+from tests.programs.campaign.oracle import Finding, check_report, take_snapshot
+from tests.programs.campaign.stage import RUN, Stage, SweepStage
 from tests.slurm.cluster import is_listening
 from tests.support.running import wait_until
 
@@ -33,7 +33,7 @@ START_TIMEOUT = 60.0  # seconds within which a process of a role has to appear
 POLL = 0.002  # seconds
 ROLES = ("harness", "forkserver", "rank0", "rank1", "worker")
 SIGNALS = ("KILL", "STOP")
-LONGEST_DELAY = 3000  # milliseconds
+LONGEST_DELAY = 6000  # milliseconds
 TORCHRUN = "torchrun-"
 SERVER = "mlflow"
 # What the command lines of processes that are not forked have in them.
@@ -42,10 +42,7 @@ PROGRAMS = {
     "torchrun-rank": "harness.training.worker",
     SERVER: "--artifacts-destination",
 }
-OPTIONS = {"step_seconds": 0.1}  # long enough for signals to arrive while ranks train
-AXES = {**TWO_RANKS, "num_workers": 1}
-TIMEOUT = 30.0  # seconds, of a trial: a rank that is stopped costs all of them
-TORCHRUN_TIMEOUT = 120.0
+TORCHRUN_TIMEOUT = 120.0  # seconds, of a trial
 
 
 class SignalCampaign:
@@ -53,8 +50,8 @@ class SignalCampaign:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.forked = sweep_stage(folder, options=OPTIONS, axes=AXES, timeout=TIMEOUT)
-        self.torchrun: tuple[Stage, Snapshot] | None = None  # made when it is needed
+        self.stage = SweepStage(folder / "signals", num_workers=1)
+        self.torchrun: SweepStage | None = None  # made when it is needed
 
     def faults(self, generator: random.Random) -> Sequence[str]:
         """Return signals to every role by turns, at random moments."""
@@ -80,7 +77,7 @@ class SignalCampaign:
         folder, to which the next run delivers itself.
         """
         _, role, name, milliseconds = address.split("/")
-        stage, expected = self._stage(role)
+        stage = self._stage(role)
         stage.restore()
         run: Sequence[str] = RUN
         server = None
@@ -92,27 +89,23 @@ class SignalCampaign:
                 run = [*RUN, "--tracking-uri", f"http://127.0.0.1:{port}"]
             command = stage.start(run)
             root = command if server is None else server
-            was_sent = send(stage, role, getattr(signal, f"SIG{name}"), int(milliseconds), root)
+            number = getattr(signal, f"SIG{name}")
+            was_sent = send(stage, role, number, int(milliseconds), root.pid)
             (ended,) = stage.wait([command], server=server)
         if not was_sent:
             return None
         findings = stage.check_end(ended, "run")
         if server is None:
-            findings += check_report(ended, expected, take_snapshot(stage.work))
-        return findings + stage.run_again(expected)
+            findings += check_report(ended, stage.expected, take_snapshot(stage.work))
+        return findings + stage.run_again(stage.expected)
 
-    def output_files(self) -> list[Path]:
-        """Return the files with what the commands of the last fault printed."""
-        return sorted(self.folder.rglob("output-*"))
-
-    def _stage(self, role: str) -> tuple[Stage, Snapshot]:
-        """Return the stage on which there are processes of a role, and what an undisturbed run leaves."""
+    def _stage(self, role: str) -> SweepStage:
+        """Return the stage on which there are processes of a role."""
         if not role.startswith(TORCHRUN):
-            return self.forked
+            return self.stage
         if self.torchrun is None:
-            folder = self.folder.with_name("torchrun")
-            self.torchrun = sweep_stage(
-                folder, options=OPTIONS, axes=AXES, timeout=TORCHRUN_TIMEOUT, forkserver=False
+            self.torchrun = SweepStage(
+                self.folder / "torchrun", num_workers=1, timeout=TORCHRUN_TIMEOUT, forkserver=False
             )
         return self.torchrun
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tests.programs.campaign import shim, warm
+from harness.core.processes import die_with_parent
+from tests.programs.campaign.commands import Command, Ended, wait
 from tests.programs.campaign.oracle import Finding, Snapshot, check_end, compare, take_snapshot
-from tests.programs.campaign.warm import Ended
+from tests.programs.campaign.shim import Control
 from tests.support.running import line_sweep, local_profile
 
 DEADLINE = 180.0  # seconds after which a command counts as hung
@@ -23,30 +26,11 @@ SWEEP_KEYS: Mapping[str, Any] = {
     "length": {"steps": 12},
     "evaluate": {"steps": 4},
     "checkpoint": {"best": True, "every": "3 steps"},
-    "timeout": 90,
 }
-OPTIONS = {"dropout": 0.3, "noise": 0.1}  # so that the state of every generator counts
-TWO_RANKS = {"world_size": 2, "strategy": "ddp"}
-
-
-class Campaign(Protocol):
-    """Faults of one kind, and what they strike; made with a folder of its own."""
-
-    def faults(self, generator: random.Random) -> Sequence[str]:
-        """Return the addresses of all faults in the order in which they strike."""
-        ...
-
-    def row(self, address: str) -> str:
-        """Return the row of the table that counts a fault."""
-        ...
-
-    def strike(self, address: str) -> list[Finding] | None:
-        """Let a fault strike, run the sweep again, and judge; None if it was never reached."""
-        ...
-
-    def output_files(self) -> list[Path]:
-        """Return the files with what the commands of the last fault printed."""
-        ...
+# So that the state of every generator counts, and faults strike while ranks train.
+OPTIONS = {"dropout": 0.3, "noise": 0.1, "step_seconds": 0.1}
+AXES = {"world_size": 2, "strategy": "ddp"}
+TIMEOUT = 30.0  # seconds, of a trial: a rank that is stopped costs all of them
 
 
 class Stage:
@@ -61,8 +45,8 @@ class Stage:
         shutil.rmtree(folder, ignore_errors=True)
         self.folder = folder
         self.work = folder / "work"
-        self.control = shim.Control(Path(os.environ[shim.CONTROL_VARIABLE]))
         (self.work / "tmp").mkdir(parents=True)
+        self.control = Control(folder)
         write(self.work)
         self.keep_copy("template")
 
@@ -83,24 +67,36 @@ class Stage:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self.folder / name, self.work)
 
-    def start(self, arguments: Sequence[str], *, number: int = 0) -> int:
-        """Start a command and return its id; `number` counts those that run beside each other."""
-        output = self._output(number)
-        output.unlink(missing_ok=True)
-        variables = {
+    def start(self, arguments: Sequence[str], *, number: int = 0) -> Command:
+        """Start a command; `number` counts those that run beside each other."""
+        environment = {
+            **os.environ,
+            **self.control.variables,
             "TMPDIR": str(self.work / "tmp"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "COLUMNS": "200",
         }
-        return warm.start(arguments, folder=self.work, variables=variables, output=output)
+        environment.pop("MLFLOW_TRACKING_URI", None)
+        with self._output(number).open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "harness.cli", *arguments],
+                cwd=self.work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                # A campaign that is killed leaves nothing behind either.
+                preexec_fn=partial(die_with_parent, parent=os.getpid()),
+            )
 
-    def wait(self, pids: Sequence[int], server: int | None = None) -> list[Ended]:
+    def wait(self, commands: Sequence[Command], server: Command | None = None) -> list[Ended]:
         """Wait until the commands have ended, in the order in which they were started.
 
         A `server` is interrupted after them.
         """
-        outputs = [self._output(number) for number in range(len(pids))]
-        return warm.wait(pids, outputs=outputs, deadline=DEADLINE, server=server)
+        outputs = [self._output(number) for number in range(len(commands))]
+        return wait(commands, outputs=outputs, deadline=DEADLINE, server=server)
 
     def run(self, arguments: Sequence[str]) -> Ended:
         """Run a command to its end."""
@@ -122,7 +118,7 @@ class Stage:
 
     def run_again(self, expected: Snapshot) -> list[Finding]:
         """Run the sweep without a fault, and compare the outcome with that of an undisturbed run."""
-        self._output(0).rename(self.folder / "output-disturbed")
+        self.keep_output()
         ended = self.run(RUN)
         findings = self.check_end(ended, "run again")
         if ended.exit_code not in (0, None):
@@ -130,31 +126,28 @@ class Stage:
             findings.append(Finding("lost", text))
         return findings + compare(expected, take_snapshot(self.work))
 
-    def output_files(self) -> list[Path]:
-        """Return the files with what the commands of the last fault printed."""
-        return sorted(self.folder.glob("output-*"))
+    def keep_output(self) -> None:
+        """Keep what the disturbed command has printed, before another one runs."""
+        self._output(0).rename(self.folder / "output-disturbed")
 
     def _output(self, number: int) -> Path:
         return self.folder / f"output-{number}"
 
 
-def sweep_stage(
-    folder: Path,
-    *,
-    options: Mapping[str, Any] | None = None,
-    axes: Mapping[str, Any] = TWO_RANKS,
-    timeout: float = 90,
-    **profile: Any,
-) -> tuple[Stage, Snapshot]:
-    """Return a stage with a sweep of two trials of which one is done, and what a whole run leaves."""
+class SweepStage(Stage):
+    """A stage with a sweep of two trials of which one is done."""
 
-    def write(work: Path) -> None:
-        entry = {"options": {**OPTIONS, **(options or {})}, "axes": dict(axes)}
-        line_sweep(work, {"line": entry}, **{**SWEEP_KEYS, "timeout": timeout})
-        local_profile(work, slots=2, **profile)
+    def __init__(
+        self, folder: Path, *, num_workers: int = 0, timeout: float = TIMEOUT, **profile: Any
+    ) -> None:
+        def write(work: Path) -> None:
+            entry = {"options": OPTIONS, "axes": {**AXES, "num_workers": num_workers}}
+            line_sweep(work, {"line": entry}, timeout=timeout, **SWEEP_KEYS)
+            local_profile(work, slots=2, **profile)
 
-    stage = Stage(folder, write)
-    stage.run_undisturbed([*RUN, "--set", "seeds=[0]"])
-    stage.keep_copy("template")
-    stage.run_undisturbed(RUN)
-    return stage, take_snapshot(stage.work)
+        super().__init__(folder, write)
+        self.run_undisturbed([*RUN, "--set", "seeds=[0]"])
+        self.keep_copy("template")
+        self.run_undisturbed(RUN)
+        self.expected = take_snapshot(self.work)  # what a whole run leaves
+        self.keep_copy("whole")
