@@ -325,8 +325,8 @@ class Cell:
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
-        names = filter(self.workload.receives, axis_names([self]))
-        return {name: self.level(name) for name in names}
+        names = list(filter(self.workload.receives, axis_names([self])))
+        return dict(zip(names, map(self.level, names), strict=True))
 
     @cached_property
     def label(self) -> str:

@@ -248,11 +248,13 @@ def _judged_points(
         else:
             declared = plan[0].settings
             reason = find_reason(plan, axes)
-        levels = {**axes.values, **point}
-        rule: str | None = None
-        if included_by is None:
-            rule = matrix.exclusion_of({**declared, **levels, "workload": workload.label})
-        if plan is not None and rule is None and reason is None:
+        rule = CONFLICT
+        if included_by is None and matrix.exclude:
+            levels = {**declared, **axes.values, **point, "workload": workload.label}
+            excluded_by = matrix.exclusion_of(levels)
+            if excluded_by is not None:
+                rule, reason = excluded_by, "the sweep says so"
+        if plan is not None and reason is None:
             yield Cell(
                 workload=plan[0],
                 axes=axes,
@@ -264,12 +266,10 @@ def _judged_points(
                 stack=file.stacks.get(axes.stack or ""),
             )
             continue
-        if rule is not None:
-            reason = "the sweep says so"
         yield ExcludedPoint(
             workload=workload.label,
-            axes=levels,
-            rule=rule or CONFLICT,
+            axes={**axes.values, **point},
+            rule=rule,
             reason=str(reason),
             included_by=included_by,
         )
