@@ -136,9 +136,9 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     for of_nodes in by_nodes.values():
         if not _are_in_turn(of_nodes, lanes):
             return False
-    a_ended_last = max(starts_a) >= min(starts_b)
-    b_ended_last = max(starts_b) >= min(starts_a)
-    return a_ended_last and b_ended_last
+    a_came_before_b = max(starts_a) < min(starts_b)
+    b_came_before_a = max(starts_b) < min(starts_a)
+    return not a_came_before_b and not b_came_before_a
 
 
 def _ran_on_same_nodes(a: TrialRow, b: TrialRow) -> bool:

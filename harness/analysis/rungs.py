@@ -135,8 +135,9 @@ def root_mean_square(values: Numbers) -> float:
     """Return the root of the mean square in fp64, 0 of nothing."""
     if not values.size:
         return 0.0
-    squares = np.square(values.astype(np.float64))
-    return float(np.sqrt(np.mean(squares)))
+    with np.errstate(over="ignore"):  # infinite, then
+        squares = np.square(values.astype(np.float64))
+        return float(np.sqrt(np.mean(squares)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ name: {name}
 workloads:
   {name}:
     uses: {script}
-    # Words in braces get values: {{NAME}} of an option or an axis, {{seed}}, {{steps}}, {{folder}} (its own).
+    # Words in braces get values: {{NAME}} of an option or an axis, {{seed}}, {{steps}}, a {{folder}} of its own.
     arguments: {arguments}
 {axes}# Every combination of these is a cell, which is compared with the first.
 matrix:

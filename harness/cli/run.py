@@ -75,7 +75,7 @@ def plan(
 def axes() -> None:
     """List the axes that a sweep can vary.
 
-    Shows the values, the default, the effect and the requirements of each.
+    Shows the values, the default and the requirements of each.
 
     Examples:
       harness axes

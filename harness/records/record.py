@@ -175,9 +175,7 @@ class Rank0Report:
     # As the workload states it; None where samples are no sequences of tokens.
     tokens_per_sample: Amount | None = None
     stop: StopOutcome | None = None  # None for a trial without a rule for stopping
-    training_began_at: (
-        Moment  # seconds since the epoch; that of the first attempt of one that was resumed
-    )
+    training_began_at: Moment  # seconds since the epoch; of one that was resumed, the first time
     test_samples: Number | None = None  # in the test set; None of a script
 
     @property

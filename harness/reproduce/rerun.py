@@ -92,11 +92,15 @@ def recorded_stack(original: Original, cell: Cell, base: Path) -> ReadyStack | N
     """
     ready = ready_stack(cell, base, cell.label)
     environment = original.record.environment
-    if ready is None or environment is None or environment.installed in (None, ready.installed):
+    installed = None if environment is None else environment.installed
+    if ready is None or installed in (None, ready.installed):
         return ready
-    allowed = "those that were recorded, which environments/ in the sweep's folder lists"
+    allowed = "those that were recorded"
+    if original.sweep_folder is not None and installed is not None:
+        allowed += f", as in {original.sweep_folder.packages_path(installed)}"
     raise BadInput(
-        f"{original.record.trial.id}: stack {ready.name}: found other packages; allowed: {allowed}"
+        f"{original.record.trial.id}: stack {ready.name} at {ready.python}: found other packages;"
+        f" allowed: {allowed}"
     )
 
 

@@ -67,11 +67,12 @@ def distance(
     error = reference_error = scale = None
     is_finite = True
     if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
-        exact_values = exact.double().numpy()
-        error = finite(root_mean_square(tensor.double().numpy() - exact_values))
+        exact = exact.double()
+        # Torch subtracts, as numpy warns of the difference of two infinities.
+        error = finite(root_mean_square((tensor.double() - exact).numpy()))
         is_finite = error is not None
-        reference_error = finite(root_mean_square(reference.double().numpy() - exact_values))
-        scale = finite(root_mean_square(exact_values))
+        reference_error = finite(root_mean_square((reference.double() - exact).numpy()))
+        scale = finite(root_mean_square(exact.numpy()))
     return TensorDistance(
         step=step,
         name=name,

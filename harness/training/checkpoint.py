@@ -139,9 +139,7 @@ class Checkpointer:
         self._writer = Thread()  # of the save that is under way
         self._begun_step, self._begun_at = 0, time.time()  # of the last save, or of this attempt
         self._last = time.monotonic()  # when that was
-        self._written_step = (
-            0  # which this rank has written; 0 while it writes, and if it could not
-        )
+        self._written_step = 0  # by this rank; 0 while it writes, and if it could not
         self.resumed_at = 0  # the steps done by earlier attempts
         # What a death would go back to, and when that was saved.
         self.saved_step, self.saved_at = 0, time.time()

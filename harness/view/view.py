@@ -119,5 +119,7 @@ def escape_markdown(text: str) -> str:
     A comment is written by somebody whom GitHub lets mention everybody.
     """
     line = one_line(text, LONGEST_TEXT)
-    escaped = re.sub(r"([\\`*_\[\]<>|~&!])", r"\\\1", line)
+    # MLflow's page, unlike GitHub, shows the backslash before these two.
+    line = line.replace("&", "&amp;").replace("<", "&lt;")
+    escaped = re.sub(r"([\\`*_\[\]>|~!])", r"\\\1", line)
     return re.sub(r"[@#]", lambda match: match[0] + ZERO_WIDTH_SPACE, escaped)

@@ -48,6 +48,8 @@ def test_errors_are_root_mean_squares_against_fp64() -> None:
 
 EXACT = torch.full((2,), 0.1, dtype=torch.float64)
 NAN = torch.tensor([1.0, float("nan")])
+MASK = torch.tensor([0.0, -math.inf])
+HUGE = torch.full((2,), 1e200, dtype=torch.float64)  # whose square is infinite
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,8 @@ NAN = torch.tensor([1.0, float("nan")])
         (EXACT.float(), NAN, EXACT, 2, False),
         (torch.tensor(4), torch.tensor(5), torch.tensor(5), 1, False),  # no float, so bits count
         (torch.tensor(5), torch.tensor(5), torch.tensor(5), 0, True),
+        (MASK, MASK, MASK.double(), 0, True),
+        (HUGE, EXACT, EXACT, 2, False),
         (EXACT, EXACT.float(), EXACT, 2, True),  # another type is compared by its error
     ],
 )

@@ -56,8 +56,10 @@ def test_texts_of_others_are_no_markup_and_send_no_escape_sequences() -> None:
 def test_markdown_escapes_what_it_is_given() -> None:
     table = Table(["name", "size"], {"size": "bytes"})
     table.add_row("a|b", 1024)
+    table.add_row("<b> & c", 1024)
     heading, _, *rows, _, line = markdown(
         View(heading=["@all"], tables=[table], lines=["*c*"])
     ).splitlines()
     assert (heading, line) == ("### @\u200ball", "- \\*c\\*")
-    assert rows == ["| name | size |", "| --- | ---: |", "| a\\|b | 1 KiB |"]
+    assert rows[:3] == ["| name | size |", "| --- | ---: |", "| a\\|b | 1 KiB |"]
+    assert rows[3] == "| &lt;b\\> &amp; c | 1 KiB |"
