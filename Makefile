@@ -74,7 +74,8 @@ bench-statistics: setup-test
 
 bench-gate: setup-test
 	@$(BIN)/python -m tests.programs.perf.gate $(if $(QUICK),--quick)
-	@$(BIN)/harness certify --restart
+	@rm -rf build/certify
+	@HARNESS_RESULTS=build/certify $(BIN)/harness certify $(if $(QUICK),--comparisons 2)
 
 # Without .venv: such a machine has its own torch, and may have no network to install another.
 gpu:

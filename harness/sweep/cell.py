@@ -103,6 +103,11 @@ class StopRule:
     patience: Count | None = None  # evaluations in a row without an improvement
     goal: float | None = None  # a value that is good enough
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a rule that stops nothing."""
+        if self.patience is None and self.goal is None:
+            raise ValueError("found neither patience nor goal; allowed: one of them, or both")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRules:

@@ -105,6 +105,8 @@ def parse_value(text: str, source: str) -> Any:
             source = f"{source}:{mark.line + 1}"
         problem = one_line(getattr(error, "problem", None) or error)
         raise BadInput(f"{source}: no valid YAML: {problem.partition(' with value')[0]}") from None
+    except RecursionError:
+        raise BadInput(f"{source}: found too many lists or mappings in one another") from None
 
 
 def _note_lines(document: Document, node: Any, key: Key) -> None:

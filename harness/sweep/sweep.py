@@ -191,10 +191,16 @@ def _plan(
                     raise document.error(("include", point.included_by), point.reason)
                 excluded.append(point)
                 continue
-            first = cells.setdefault(point.id, point).workload.label
-            if first != workload.label:  # both labels would show the same trials
-                problem = f"found the same as {first}; allowed: a difference"
+            first = cells.setdefault(point.id, point)
+            if first.workload.label != workload.label:  # both labels would show the same trials
+                problem = f"found the same as {first.workload.label}; allowed: a difference"
                 raise document.error(workload.key, problem)
+            # An id is the head of a digest: of 100,000 cells, two share one by chance in 1 of 200 sweeps.
+            if first.digest(first.workload.code) != point.digest(point.workload.code):
+                problem = (
+                    f"found the same id for {first.label} and {point.label}; allowed: one of them"
+                )
+                raise document.error(("matrix",), problem)
     keep_digests(digests, known)
     if not cells:
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)

@@ -143,6 +143,8 @@ class ScriptObserver:
     def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
         step, target = self.state.step, self.target.name
+        if samples is not None and samples < 0:
+            raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
         self.reports.add(step, loss, samples)
         for name, value in metrics.items():
             self.metrics[name] = float(value)

@@ -109,6 +109,11 @@ VALUES = [
 
 COMBINATIONS = [
     param(
+        "a-rule-that-stops-nothing",
+        GOOD + "stop: {}\n",
+        "sweep.yaml:4: stop: found neither patience nor goal; allowed: one of them, or both",
+    ),
+    param(
         "steps-and-epochs",
         GOOD + "length: {steps: 30, epochs: 3}\n",
         "sweep.yaml:4: length: found both steps and epochs, or neither; allowed: one of them",

@@ -10,6 +10,11 @@ from tests.bad_input.refusals import GOOD, check, param, refused
 
 YAML = [
     param(
+        "deep",
+        GOOD + f"matrix: {'[' * 5000}{']' * 5000}\n",
+        "sweep.yaml: found too many lists or mappings in one another",
+    ),
+    param(
         "empty",
         "",
         "sweep.yaml: found no mapping; allowed: keys with values",

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.pages import parse_problem
 from tests.support.tree import TOP
 
 PIP = r"""#!/bin/sh
@@ -71,6 +74,17 @@ def test_the_demo_ends_well_unless_a_trial_failed(tmp_path: Path, code: int, is_
     assert (ended.returncode == 0) == is_well
     assert ("were disturbed" in ended.stdout) == (code == 3)
     assert ("harness ui" in ended.stdout) == is_well
+
+
+def test_what_the_makefile_starts_is_there() -> None:
+    programs = ["mutants", "campaign", "bench", "bench-scale", "bench-statistics", "bench-gate"]
+    command = ["make", "-n", "-o", "setup-test", *programs, "tables", "gpu", "BIN=bin", "QUICK=1"]
+    lines = subprocess.check_output(command, cwd=TOP, text=True)
+    modules = re.findall(r"python3? -m (\S+)", lines)
+    assert len(modules) == 8
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    (call,) = re.findall("bin/harness (.*)", lines)
+    assert parse_problem(call.split()) is None
 
 
 TYPER = """

@@ -137,6 +137,15 @@ def telemetry(power: float, foreign: float, **shares: float) -> Telemetry:
     return Telemetry(readings=arrays, shares={"cpu_steal": 0.5, "host_cpu": 1.0, **shares})
 
 
+def test_tokens_are_those_of_all_samples() -> None:
+    record = make_record()
+    assert record.rank0 is not None
+    rank0 = replace(record.rank0, tokens_per_sample=32.0)
+    numbers = with_ranks(record, record.ranks, rank0=rank0).numbers
+    assert numbers["throughput_tokens_per_s"] == pytest.approx(32 * record.numbers[RATE])
+    assert "throughput_tokens_per_s" not in record.numbers
+
+
 def test_telemetry_is_that_of_all_ranks() -> None:
     record = make_record()
     first = replace(record.ranks[0], telemetry=telemetry(300, 2))

@@ -245,6 +245,14 @@ def test_columns_of_another_record_are_refused(path: Path) -> None:
         list(read_record(path).ranks)
 
 
+def test_columns_are_only_read_beside_the_record(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["seal"]
+    content["arrays"]["file"] = f"../../{content['arrays']['file']}"
+    path.write_text(sealed_text(content), encoding="utf-8")
+    assert len(read_record(path).ranks) == 2
+
+
 def test_seal_is_the_digest_of_the_text_before_it() -> None:
     text = sealed_text({"path": Path("a"), "pair": (1, 2), "names": {10: "ä", 9: "b"}})
     body, _, end = text.partition(',\n "seal"')

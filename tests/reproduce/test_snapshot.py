@@ -102,6 +102,7 @@ def test_floats_between_fp64_values_do_not_overflow(a: float, b: float, floats: 
 def test_units_in_the_last_place_count_floats() -> None:
     one = torch.tensor([1.0, -1.0, 0.0])
     assert ulp_distance(one, torch.nextafter(one, torch.full_like(one, math.inf))) == 1
+    assert ulp_distance(torch.tensor([0.0]), torch.tensor([-0.0])) == 0
     tiny = torch.tensor([torch.finfo(torch.float32).smallest_normal])
     assert ulp_distance(tiny, -tiny) == 2 * 2**23
 

@@ -36,7 +36,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     assert read_document(path).content == {"name": "x", "count": 3}
 
 
-@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "*a"])
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", "*a", "[" * 5000])
 def test_value_of_a_flag_is_read_as_strictly_as_a_file(text: str) -> None:
     with pytest.raises(BadInput, match=r"^--set x: [^\n]*$"):
         parse_value(text, "--set x")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.core.errors import BadInput
-from harness.sweep.axes import Axes, find_conflict
+from harness.sweep.axes import DEFAULTS, Axes, find_conflict, need_of
+from harness.sweep.cell import Cell
 from tests.support.running import LINE
 from tests.support.sweeps import DIGITS, load
 
@@ -250,3 +251,32 @@ def test_huge_product_is_refused_before_it_is_made(tmp_path: Path) -> None:
 def test_many_trials_are_refused_before_they_are_made(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"found 300,000 combinations of .* at most 200,000$"):
         load(tmp_path, seeds=list(range(30)), repeats=10_000)
+
+
+def test_cells_that_share_an_id_by_chance_are_refused_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = Cell.digest
+    monkeypatch.setattr(Cell, "digest", lambda cell, code: f"{'0' * 10}{digest(cell, code)}")
+    with pytest.raises(BadInput, match=r"found the same id for mlp .* t1 and mlp .* t2; allowed"):
+        load(tmp_path, matrix={"num_threads": [1, 2]})
+    assert len(load(tmp_path, matrix={"num_threads": [1, 1]}).cells) == 1
+
+
+# A value other than the default, for axes that are not simply true or false.
+OTHER_VALUES: dict[str, Any] = {
+    "compile.dynamic": False, "cache": "cold", "fsdp.reshard_after_forward": False,
+    "fsdp.reduce_dtype": "bf16", "loader.pin_memory": True, "num_workers": 2,
+    "loader.prefetch_factor": 4, "ddp.bucket_cap_mb": 1.0, "comm_hook": "bf16", "shard_size": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", [axis for axis in DEFAULTS if need_of(axis)])
+def test_a_setting_without_what_it_needs_is_refused_before_anything_runs(axis: str) -> None:
+    """Such as workers of resident samples, and persistent workers without workers."""
+    need = need_of(axis)
+    assert need is not None
+    settings = {"batch_size": 1, axis: OTHER_VALUES.get(axis, not DEFAULTS[axis])}
+    if need[1] == "input loader":
+        settings["input"] = "resident"
+    assert find_conflict(Axes.of(settings)) == f"{axis} does nothing without {need[1]}"

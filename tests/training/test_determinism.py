@@ -98,6 +98,10 @@ UNDONE = "deterministic=true was undone: "
             UNDONE + r"torch.get_deterministic_debug_mode\(\) is 0; needed: 2",
         ),
         (
+            lambda _: torch.use_deterministic_algorithms(True, warn_only=True),
+            UNDONE + r"torch.get_deterministic_debug_mode\(\) is 1; needed: 2",
+        ),
+        (
             lambda _: setattr(torch.backends.cudnn, "deterministic", False),
             UNDONE + "torch.backends.cudnn.deterministic is False; needed: True",
         ),
@@ -107,7 +111,7 @@ UNDONE = "deterministic=true was undone: "
         ),
         (put, "put_ does not have a deterministic implementation"),
     ],
-    ids=["algorithms", "cudnn", "attention", "an operation that has none"],
+    ids=["algorithms", "warn-only", "cudnn", "attention", "an operation that has none"],
 )
 def test_what_the_mode_can_not_be_had_with_fails_by_name(
     tmp_path: Path, meddle: Callable[[Tensor], Any], message: str

@@ -146,3 +146,8 @@ def test_digest_notices_a_step_too_few_and_an_offset() -> None:
     shares = shares_of(1)
     assert digest_of([shares[0][:-1]]) != digest_of(shares)
     assert digest_of(shares, start_step=1) != digest_of(shares)
+
+
+def test_digest_notices_ranks_that_train_on_the_same_share() -> None:
+    shares = shares_of(2)
+    assert digest_of([shares[0], shares[0]]) != digest_of(shares)

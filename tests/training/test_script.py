@@ -137,6 +137,14 @@ def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None
     assert observer.samples_per_step == pytest.approx(31.6)
 
 
+def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
+    with (
+        watching(tmp_path),
+        pytest.raises(ValueError, match="samples: found -1; allowed: 0 or more"),
+    ):
+        harness.report(samples=-1)
+
+
 def test_the_last_step_of_a_length_may_still_be_reported_and_evaluated(tmp_path: Path) -> None:
     """As most scripts do, after the optimizer has stepped, and once they have trained."""
     with watching(tmp_path, watched_cell(5, "accuracy")) as observer:

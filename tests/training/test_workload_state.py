@@ -33,6 +33,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "draws": lambda workload: workload.draws.random(),
     "generator": lambda workload: workload.generator.manual_seed(1),
     "losses": lambda workload: workload.losses.append(0.5),
+    "replaced": lambda workload: setattr(workload, "replaced", workload.replaced * 0.5),
     "rng": lambda workload: workload.rng.random(),
     "shadow": lambda workload: workload.shadow.requires_grad_(False)[0].weight.mul_(2),
 }
@@ -45,6 +46,7 @@ def make_workload() -> Any:
     workload.count = 0
     workload.losses = []
     workload.array = np.ones(3)
+    workload.replaced = torch.ones(3)
     workload.generator = torch.Generator()
     workload.draws = random.Random(0)
     workload.rng = np.random.default_rng(0)

@@ -37,6 +37,16 @@ def test_every_class_is_held_out_in_proportion() -> None:
     assert tested == {label: count // 5 + 1 for label, count in counts.items()}
 
 
+def test_a_split_follows_its_seed_and_a_single_csv_file_is_split(tmp_path: Path) -> None:
+    splits = [Digits(split_seed=seed).split(["a", "b"] * 50, 0) for seed in (1, 1, 2)]
+    assert splits[0] == splits[1] != splits[2]
+    rows = "".join(f"{label}{i}, {label} \n" for i in range(20) for label in "ab")
+    (tmp_path / "all.csv").write_text("text,label\n" + rows)
+    whole = texts(Csv(path=tmp_path / "all.csv"))
+    assert Counter(label for _, label in whole["test"]) == {"a": 3, "b": 3}
+    assert set(whole["train"]).isdisjoint(whole["test"])
+
+
 def test_tickets_repeat_with_their_seed_and_their_classes_are_balanced() -> None:
     assert tickets(100, seed=3) == tickets(100, seed=3) != tickets(100, seed=4)
     assert ticket_labels(100, seed=3) == [label for _, label in tickets(100, seed=3)]

@@ -51,6 +51,7 @@ def test_flops_agree_with_torchs_counter(size: str) -> None:
     masked = SEQUENCE**2 - SEQUENCE * (SEQUENCE + 1) / 2
     unneeded = 3 * shape.layers * 4 * shape.width * masked
     assert workload.flops_per_sample() == counted_per_sample(workload, 4) - unneeded
+    assert workload.tokens_per_sample() == SEQUENCE
 
 
 def test_each_byte_but_the_first_is_predicted_once(tmp_path: Path) -> None:
