@@ -103,8 +103,8 @@ def _other_tensors(marks: Sequence[Mark], counterparts: Sequence[Mark]) -> list[
     """Return the marks of tensors that the other trial lacks at moments that it recorded.
 
     Its step and micro-step tell whether a moment was recorded, since not every step is evaluated and
-    a workload need not have a state. A strategy that flattens local gradients shares no names with
-    one that does not, which is no difference.
+    a workload need not have a state. A strategy without local gradients shares none with one that has
+    some, which is no difference.
     """
     keys = {mark.key for mark in counterparts}
     micro_steps = {(mark.step, mark.micro_step) for mark in counterparts}

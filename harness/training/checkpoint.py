@@ -268,7 +268,7 @@ class Checkpointer:
             fsync_folder(self._folder)
             self._written_step = step
         except Exception as error:  # of any kind: training goes on
-            problem = storage_error(error, path) or error
+            problem = storage_error(error, path) or one_line(error)
             state.note_unsaved(f"step {step} was not saved: {problem}")
 
     def _rows_on_disk(self) -> int:
@@ -345,6 +345,9 @@ class Checkpointer:
             return ""
         try:
             read_seal(path, self._conditions)
+            rows = self._rows_on_disk()
+            if rows < step:
+                raise BadFile(f"{self._series_path}: found {rows} steps; needed: {step}")
         except (BadInput, OSError) as error:
             return one_line(error)
         return None
@@ -421,6 +424,10 @@ def _load_optimizer(optimizer: Optimizer, saved: State) -> None:
     for number, values in saved["state"].items():
         for name, value in values.items():
             values[name] = _restored(value, parameters[number])
+    for group, present in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for name, value in group.items():
+            if isinstance(value, Tensor):  # a rate: a GPU divides by one on the CPU in other bits
+                group[name] = value.to(present[name].device)
     optimizer.load_state_dict(saved)
 
 

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 # Not SIGTERM, with which launchers end the ranks of a trial that has failed.
 SIGNAL = signal.SIGUSR2
 END_SECONDS = 1.0  # that a heartbeat which is being written has to end
-# Without a step, after which a rank writes its stacks. It is less than after which the runner says that the
-# trial hangs.
-STACK_SECONDS = 45.0
+# Without a step, after which a rank writes its stacks: so long, and so many times as long as ever before. It is
+# less than after which the runner says that the trial hangs.
+STACK_SECONDS, STACK_STEPS = 45.0, 5
+STDERR = 2  # the rank's log, also where a script has put something else in place of sys.stderr
 
 
 def before_torch() -> None:
@@ -99,11 +100,14 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
 
     def beat() -> None:
         """Write heartbeats until the block ends."""
-        step = -1  # the last one that was seen
+        step, since = -1, time.monotonic()  # the last step that was seen, and since when
+        longest = 0.0  # seconds between two
         while not ended.is_set():
             if state.step != step or not state.in_step:
-                step = state.step
-                faulthandler.dump_traceback_later(STACK_SECONDS)
+                now = time.monotonic()
+                step, since, longest = state.step, now, max(longest, now - since)
+                timeout = max(STACK_SECONDS, STACK_STEPS * longest)
+                faulthandler.dump_traceback_later(timeout, file=STDERR)
             heartbeat = Heartbeat(
                 rank=ranks.rank,
                 host=ranks.host,

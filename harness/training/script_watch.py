@@ -113,20 +113,22 @@ class LoadedSamples:
     batches, as in a `zip`: a validation that is not in evaluation mode is not trained with.
 
     What a batch was for is known once the script asks for the next one, or steps: a loop may call `train`
-    in each step, after it got the batch.
+    in each step, after it got the batch. One that was got in a pause is trained with only where no other
+    loader has yielded for the step.
     """
 
     def __init__(self, pauses: Pauses) -> None:
         self.total = 0.0  # NaN after a batch whose size can't be told
         self._pauses = pauses
-        self._open: dict[Loader, float] = {}  # the sizes of batches that the script has now
+        # The sizes of batches that the script has now, and whether it got them in a pause.
+        self._open: dict[Loader, tuple[float, bool]] = {}
         # The sizes of batches by loader, the latest loader last.
         self._pending: dict[Loader, list[float]] = {}
 
     def count(self, loader: Loader, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, and count those that are not used in a pause."""
         for batch in batches:
-            self._open[loader] = batch_samples(batch)
+            self._open[loader] = batch_samples(batch), self._pauses.is_paused
             try:
                 yield batch
             finally:
@@ -134,14 +136,19 @@ class LoadedSamples:
 
     def _close(self, loader: Loader) -> None:
         """Add the batch that the script has of a loader to those of the step, unless there is a pause."""
-        size = self._open.pop(loader, None)  # none where a step has counted it
+        size, _ = self._open.pop(loader, (None, False))  # none where a step has counted it
         if size is not None and not self._pauses.is_paused:
             self._pending[loader] = [*self._pending.pop(loader, []), size]
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        for loader in list(self._open):
-            self._close(loader)
+        for loader, (_, is_late) in list(self._open.items()):
+            if not is_late:
+                self._close(loader)
+        for loader in reversed(list(self._open)):
+            if not self._pending or loader in self._pending:
+                self._close(loader)
+        self._open.clear()
         batches = 0  # that the latest loader has yielded
         for sizes in reversed(self._pending.values()):
             batches = batches or len(sizes)

@@ -95,8 +95,10 @@ def test_phases_add_up_to_steps_and_to_the_trial(records: dict[str, Record], lab
         assert set(rank.step_phases) == expected
         phases = {name: series.astype(np.float64) for name, series in rank.step_phases.items()}
         together = np.sum(list(phases.values()), axis=0)
-        np.testing.assert_allclose(together, rank.step_seconds, rtol=1e-5)
-        assert all((seconds > 0).all() for seconds in phases.values())
+        timed = ~np.isnan(together)  # on a slow machine there are many segments, and few are timed
+        assert timed.any()
+        np.testing.assert_allclose(together[timed], rank.step_seconds[timed], rtol=1e-5)
+        assert all((seconds[timed] > 0).all() for seconds in phases.values())
     around = {"startup", "data", "build", "loader", "warmup", "train", "evaluate", "digest"}
     assert around <= set(record.phases)
     # Each phase is that of the rank that took longest, so the sum may be a little more.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +181,16 @@ def test_a_rank_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_rank_that_makes_no_step_for_long_writes_its_stacks_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others look for them in its log, also from another node."""
+    """Others look for them in its log, also from another node, whatever a script makes of sys.stderr."""
     begun: list[float] = []  # after how many seconds: once for each step
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", begun.append)
+    start = faulthandler.dump_traceback_later
+
+    def begin(timeout: float, **options: Any) -> None:
+        start(timeout, **options)
+        begun.append(timeout)
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", begin)
+    monkeypatch.setattr(sys, "stderr", StringIO())
     with beating(TrialFolder(tmp_path), monkeypatch) as state:
         wait_until(lambda: len(begun) == 1, 10)
         state.step = 13

@@ -337,6 +337,19 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     assert refused.startswith(str(newest))
 
 
+def test_a_checkpoint_of_more_steps_than_have_numbers_is_passed_over(tmp_path: Path) -> None:
+    """No number is made up for a step."""
+    assignment = load_assignment(tmp_path, PLAIN)
+    trial_folder = TrialFolder(tmp_path / "trial")
+    for stop in (3, 6):
+        interrupt(trial_folder, assignment, stop)
+    truncate(trial_folder.resume_checkpoints / SERIES)
+    result = attempt(trial_folder, assignment, None)
+    (refused,) = result.refused_checkpoints
+    assert refused.endswith("found 3 steps; needed: 6")
+    assert [entry.step for entry in result.interruptions] == [3]
+
+
 def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Path) -> None:
     kept = []
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.paths import TrialFolder
@@ -256,3 +256,13 @@ def test_optimizer_state_is_restored_in_the_memory_format_of_the_parameters(tmp_
             trainer.checkpointer.save(trainer.state)
         digests.append(trainer.digest())
     assert digests[0] == digests[1]
+
+
+def test_a_rate_in_a_tensor_is_restored_to_its_device() -> None:
+    """A GPU divides by a number on the CPU in other bits."""
+    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = torch.tensor(0.1)
+    optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
+    checkpoint._load_optimizer(optimizer, saved)
+    assert optimizer.param_groups[0]["lr"].device.type == "meta"

@@ -194,6 +194,29 @@ def test_a_batch_that_is_fetched_before_an_evaluation_ends_is_trained_with(tmp_p
     assert observer.samples_per_step == 8
 
 
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_batch_that_is_kept_of_an_evaluation_is_not_trained_with(
+    tmp_path: Path, when: str
+) -> None:
+    """As where an evaluation in each step takes the next batch of an iterator, and keeps it."""
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(64, 2)), batch_size=8)
+    with watching(tmp_path) as observer:
+        kept = iter(DataLoader(TensorDataset(torch.ones(64, 2)), batch_size=8))
+        batches = iter(loader)
+        for moment in ["before", "between", "after"] * 8:
+            if moment == "between":
+                (inputs,) = next(batches)
+            if moment == when:
+                with torch.no_grad():
+                    model(*next(kept))
+            if moment == "between":
+                model(inputs).sum().backward()
+                optimizer.step()
+    assert observer.samples_per_step == 8
+
+
 def test_samples_of_folds_are_all_counted(tmp_path: Path) -> None:
     """The model of a fold stays in evaluation mode while that of the next one is trained."""
     with watching(tmp_path) as observer:
