@@ -36,7 +36,8 @@ def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
         is_unknown = name == "batch_size" and value == UNKNOWN_BATCH_SIZE
         if name not in reference.script_axes and not is_unknown:
             reason = f"{reference.uses} is a script, which does what its arguments say"
-            return f"{name} {value}: {reason}; hand it over as {{{name}}}"
+            remedy = f"set options.{name}" if name in options else f"hand it over as {{{name}}}"
+            return f"{name} {value}: {reason}; {remedy}"
     if reference.launch == "python" and axes.world_size > 1:
         return f"world_size {axes.world_size}: launch: python starts one process"
     names = placeholders_of(arguments)
@@ -85,17 +86,19 @@ def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     entry = content["workloads"][key[-1]]
     for name in REFUSED_KEYS:
         if entry.get(name) or content.get(name):
-            problem = f"found {name} with a script, which does this itself; allowed: arguments"
-            raise document.error(key, problem)
+            problem = "found it with a script, which does this itself; allowed: arguments"
+            raise document.error((*key, name) if entry.get(name) else (name,), problem)
     length = entry.get("length") or content.get("length") or {}
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"
         allowed = "`length: 300 steps`, or an argument"
-        raise document.error((*key, "length"), f"{problem}; allowed: {allowed}")
-    if "steps" in placeholders_of(arguments) and "steps" not in {
-        **length,
-        **entry.get("options", {}),
-    }:
+        place = (*key, "length") if entry.get("length") else ("length",)
+        raise document.error(place, f"{problem}; allowed: {allowed}")
+    names, options = placeholders_of(arguments), entry.get("options", {})
+    for name in sorted(options.keys() - set(names)):
+        problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
+        raise document.error((*key, "options", name), problem)
+    if "steps" in names and "steps" not in {**length, **options}:
         problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
         raise document.error((*key, "arguments"), problem)
     if content.get("warmup") == 0:

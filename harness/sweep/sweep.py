@@ -111,6 +111,8 @@ def ready_sweeps() -> dict[str, Path]:
 def find_sweep_file(name: str) -> Path:
     """Return the file of a sweep, given as a path or as the name of a ready one; raises BadInput."""
     path = Path(name)
+    if path.suffix == ".py":
+        raise BadInput(f"{name}: found Python; allowed: a sweep: `harness init {name}` writes it")
     if path.is_file():
         return path
     ready = ready_sweeps()
@@ -195,12 +197,10 @@ def _plan(
             if first.workload.label != workload.label:  # both labels would show the same trials
                 problem = f"found the same as {first.workload.label}; allowed: a difference"
                 raise document.error(workload.key, problem)
-            # An id is the head of a digest: of 100,000 cells, two share one by chance in 1 of 200 sweeps.
-            if first.digest(first.workload.code) != point.digest(point.workload.code):
-                problem = (
-                    f"found the same id for {first.label} and {point.label}; allowed: one of them"
-                )
-                raise document.error(("matrix",), problem)
+            # Of 100,000 cells, two share the digits of an id by chance in 1 of 200 sweeps.
+            if first is not point and first.digest(workload.code) != point.digest(workload.code):
+                problem = f"found the same id for {first.label} and {point.label}"
+                raise document.error(("matrix",), f"{problem}; allowed: one of them")
     keep_digests(digests, known)
     if not cells:
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)

@@ -53,7 +53,8 @@ class SweepKeys:
     # Steps after each trial, outside its measurement, of which a profiler writes a trace. A trace takes
     # much memory.
     profile: Annotated[int, Between(1, 1000)] | None = None
-    timeout: Annotated[float, Between(1)] = 3600.0  # seconds that one trial may take
+    # Seconds that one trial may take; timers of the system overflow at some point beyond a year.
+    timeout: Annotated[float, Between(1, 366 * 24 * 3600.0)] = 3600.0
     stacks: dict[Name, Stack] = field(default_factory=dict)  # the values of the axis `stack`
 
 
@@ -142,8 +143,10 @@ def _apply_set(document: Document, text: str) -> None:
     An axis, seeds and lengths hold for all workloads then, those that have their own included.
     Raises BadInput for an unknown key or a value that is no YAML.
     """
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
     name, source = name.strip(), f"--set {text}"
+    if not equals:
+        raise BadInput(f"{source}: found no '='; allowed: --set AXIS=VALUE,VALUE or KEY=VALUE")
     if is_axis(name):
         _replace_axis(document, name, _parse_list(value, source), source)
         return

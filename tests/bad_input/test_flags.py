@@ -25,13 +25,18 @@ from tests.bad_input.refusals import GOOD, check, refused, tree
         ),
         (
             ["--set", "precision"],
-            "--set precision: matrix.precision: found an empty list; allowed: at least one value",
+            "--set precision: found no '='; allowed: --set AXIS=VALUE,VALUE or KEY=VALUE",
         ),
         (
             ["--set", "batch_size=32,0"],
             "--set batch_size=32,0: matrix.batch_size[1]: found 0; allowed: at least 1",
         ),
         (["--set", "precision=[fp32"], "--set precision=[fp32: no valid YAML: expected ',' or ']'"),
+        (["--set", "stop={}"], "--set stop={}: stop: found neither patience nor goal; allowed: "),
+        (
+            ["--set", "timeout=1e300"],
+            "--set timeout=1e300: timeout: found 1e+300; allowed: at most",
+        ),
         (["--set", "seeds=0,x"], '--set seeds=0,x: seeds[1]: found "x"; allowed: a whole number'),
         (
             ["--set", "length.step=3"],

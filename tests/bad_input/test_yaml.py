@@ -66,6 +66,12 @@ def test_sweep_name_that_is_unknown() -> None:
     )
 
 
+def test_script_in_place_of_a_sweep() -> None:
+    Path("train.py").touch()
+    line = "train.py: found Python; allowed: a sweep: `harness init train.py` writes it"
+    assert refused("run", "train.py") == line
+
+
 def test_sweep_file_that_is_not_utf8() -> None:
     Path("sweep.yaml").write_bytes(b"name: demo\ndescription: caf\xe9\n")
     assert refused("run", "sweep.yaml") == (

@@ -136,7 +136,7 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
             {},
             "mine.options.dim: missing; it has no default",
         ),
-        ({"options": {"lr": 1}}, {}, r"mine.options.lr: unknown key; allowed: nothing"),
+        ({"options": {"lr": 1}}, {}, r"mine.options.lr: found an option that no argument names"),
         (
             {"arguments": ["--lr", 1.1]},
             {},
@@ -149,12 +149,17 @@ def test_a_record_alone_plans_the_same_cell(tmp_path: Path) -> None:
         ),
         ({"arguments": "'"}, {}, 'mine.arguments: found "\'": No closing quotation; allowed: '),
         (
+            {"arguments": "{lr}", "options": {"lr": 1}},
+            {"matrix": {"lr": 2}},
+            "lr 2.*: train.py is a script, .* say; set options.lr",
+        ),
+        (
             {"data": {"path": "x"}},
             {},
-            "mine: found data with a script, which does this itself; allowed: arguments",
+            "mine.data: found it with a script, which does this itself; allowed: arguments",
         ),
-        ({}, {"stop": {"patience": 2}}, "mine: found stop with a script"),
-        ({}, {"checkpoint": "best"}, "mine: found checkpoint with a script"),
+        ({}, {"stop": {"patience": 2}}, r"yaml:\d+: stop: found it with a script"),
+        ({}, {"checkpoint": "best"}, r"yaml:\d+: checkpoint: found it with a script"),
         (
             {},
             {"length": "5 epochs"},
