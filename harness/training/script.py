@@ -85,8 +85,8 @@ class ScriptObserver:
         # Those that step in the present part of the script: of a fold that is over, nothing is kept alive.
         self.optimizers: dict[Optimizer, None] = {}
         self.pauses = Pauses(self.optimizers)
-        self.loaded = LoadedSamples(self.pauses)
         self.reports = Reports()
+        self.loaded = LoadedSamples(self.pauses, self.reports)
         self.metrics: dict[str, float] = {}  # the newest value of each
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:

@@ -117,9 +117,9 @@ class LoadedSamples:
     loader has yielded for the step.
     """
 
-    def __init__(self, pauses: Pauses) -> None:
+    def __init__(self, pauses: Pauses, reports: Reports) -> None:
         self.total = 0.0  # NaN after a batch whose size can't be told
-        self._pauses = pauses
+        self._pauses, self._reports = pauses, reports
         # The sizes of batches that the script has now, and whether it got them in a pause.
         self._open: dict[Loader, tuple[float, bool]] = {}
         # The sizes of batches by loader, the latest loader last.
@@ -135,9 +135,10 @@ class LoadedSamples:
                 self._close(loader)
 
     def _close(self, loader: Loader) -> None:
-        """Add the batch that the script has of a loader to those of the step, unless there is a pause."""
-        size, _ = self._open.pop(loader, (None, False))  # none where a step has counted it
-        if size is not None and not self._pauses.is_paused:
+        """Add the batch that the script has of a loader to those of the step, unless it is of a pause."""
+        size, is_late = self._open.pop(loader, (None, True))  # none where a step has counted it
+        had_backward = self._reports.has_backward and not is_late  # before the pause
+        if size is not None and (had_backward or not self._pauses.is_paused):
             self._pending[loader] = [*self._pending.pop(loader, []), size]
 
     def end_step(self) -> None:

@@ -194,6 +194,23 @@ def test_a_batch_that_is_fetched_before_an_evaluation_ends_is_trained_with(tmp_p
     assert observer.samples_per_step == 8
 
 
+def test_a_batch_before_an_evaluation_amid_accumulation_is_trained_with(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loader, validation = (DataLoader(TensorDataset(torch.ones(64, 2)), size) for size in (8, 16))
+    with watching(tmp_path) as observer:
+        for number, (inputs,) in enumerate(loader):
+            model.train()
+            model(inputs).sum().backward()
+            if number % 2:
+                optimizer.step()
+            if number % 3 == 0:
+                model.eval()
+                for (evaluated,) in validation:
+                    model(evaluated)
+    assert observer.samples_per_step == 16
+
+
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_a_batch_that_is_kept_of_an_evaluation_is_not_trained_with(
     tmp_path: Path, when: str
