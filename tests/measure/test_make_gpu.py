@@ -13,7 +13,7 @@ import pytest
 from tests.programs.gpu import __main__ as driver
 from tests.programs.gpu.outcome import missed_goals
 from tests.programs.gpu.parts import FIRST, Part, parts
-from tests.programs.gpu.tasks import figures_of, make_cell, train_once
+from tests.programs.gpu.tasks import TESTS, figures_of, make_cell, train_once
 from tests.support.tree import TOP
 
 MODULES = {
@@ -101,6 +101,7 @@ def test_parts_have_names_of_their_own_and_goals_that_are_measured() -> None:
         names = [part.name for part in parts(device, small=False)]
         assert len(set(names)) == len(names)
     (part,) = [part for part in parts("cuda", small=False) if part.name == "distilbert-compile"]
+    assert [name for name in TESTS if not (TOP / name).is_file()] == []
     assert missed_goals(part, {}) == ["MFU of the measured peak: not measured; wanted: 0.5"]
 
 

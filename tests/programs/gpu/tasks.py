@@ -57,7 +57,7 @@ BATCH_SIZE = 64
 # steps, more than this is another training.
 TOLERANCE = 1e-2
 COMPARED_STEPS = 100
-TESTS = ("tests/training/test_determinism.py", "tests/measure/test_gpu.py")
+TESTS = ("tests/training/test_determinism.py", "tests/measure/test_telemetry.py")
 # Without the project's settings and conftest.py, which need plugins and MLflow.
 BARE = ("--noconftest", "-c", "/dev/null", "--rootdir", ".", "-p", "no:cacheprovider")
 MARKS = ("-o", "markers=gpu: needs a GPU")
@@ -70,7 +70,7 @@ def describe_machine(folder: Path, device: Device) -> Figures:
         "device": f"{hardware.cpu}, {hardware.usable_cores} cores",
         "Python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": str(describe_code().commit),
+        "commit": describe_code().commit or "unknown",
     }
     if device == "cuda":
         if not torch.cuda.is_available():
