@@ -121,6 +121,8 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
             _replace(path, asdict(heartbeat))
             ended.wait(period)
 
+    # A process that is forked while the timer runs would wait for it at its end, for ever.
+    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:

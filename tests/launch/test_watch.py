@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,6 +198,23 @@ def test_a_rank_that_makes_no_step_for_long_writes_its_stacks_once(
         state.step = 13
         wait_until(lambda: len(begun) == 2, 10)
     assert begun == [progress.STACK_SECONDS] * 2
+
+
+def test_a_process_that_a_rank_forks_can_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = TrialFolder(tmp_path)
+    with beating(trial, monkeypatch):
+        wait_until(lambda: bool(read_heartbeats(trial.heartbeat_folder)), 10)
+        pid = os.fork()
+        if not pid:
+            faulthandler.cancel_dump_traceback_later()  # as the end of Python does
+            os._exit(0)
+        try:
+            wait_until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), 10)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
 
 
 def test_a_disk_that_refuses_reports_ends_no_trial(
