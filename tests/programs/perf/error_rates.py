@@ -1,6 +1,6 @@
 """Measures how often the statistics are wrong, by simulation through the harness's own functions.
 
-    python -m tests.programs.perf.error_rates            a minute on one core
+    python -m tests.programs.perf.error_rates            five minutes on one core
     python -m tests.programs.perf.error_rates --quick    a tenth of all traces: whether all of it runs
 
 Every share has its 95% interval (Clopper and Pearson), and the random numbers are seeded.
