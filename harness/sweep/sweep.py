@@ -194,8 +194,6 @@ def _plan(
                 excluded.append(point)
                 continue
             first = cells.setdefault(point.id, point)
-            if first is point:
-                continue
             if first.workload.label != workload.label:  # both labels would show the same trials
                 problem = f"found the same as {first.workload.label}; allowed: a difference"
                 raise document.error(workload.key, problem)
