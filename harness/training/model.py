@@ -121,13 +121,15 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
-    """Raise NotApplied if all parts of the model are in evaluation mode.
+    """Raise NotApplied if all layers of the model are in evaluation mode.
 
     Some may be on purpose. But `from_pretrained` of transformers returns a whole model in evaluation mode,
-    and it would be trained without dropout, in whichever module it is.
+    and it would be trained without dropout, in whichever module it is, also beside a loss function that
+    was not evaluated.
     """
     leaves = [module for module in model.modules() if not list(module.children())]
-    if not any(leaf.training for leaf in leaves):
+    layers = [leaf for leaf in leaves if list(leaf.parameters())] or leaves
+    if not any(layer.training for layer in layers):
         raise NotApplied(
             f"{type(workload).__name__}: found a model in evaluation mode, which trains without"
             " dropout; needed: model.train() in build_model(), as after from_pretrained()"

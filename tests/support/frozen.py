@@ -71,7 +71,9 @@ class UnusedFit(LineFit):
 
 
 class EvaluatingFit(LineFit):
-    """Returns its model in evaluation mode, as `from_pretrained` of transformers does."""
+    """Returns its model in evaluation mode, as `from_pretrained` of transformers does, with a loss function."""
 
     def build_model(self) -> nn.Module:
-        return super().build_model().eval()
+        model = super().build_model().eval()
+        model.register_module("criterion", nn.MSELoss())
+        return model
