@@ -36,7 +36,7 @@ demo: setup
 	@echo "==> Running the quickstart sweep (one to two minutes)"
 	@$(BIN)/harness run quickstart || { test $$? -eq 3 && echo "==> Trials that are marked as invalid were disturbed, usually by \
 	another program. They are left out of all means, and this repeats only them: $(BIN)/harness run quickstart"; }
-	@echo "==> The command is in $(BIN). Look at the runs in MLflow with: $(BIN)/harness ui"
+	@echo "==> Look at the runs in MLflow: $(BIN)/harness ui"
 
 # Packages of the system are installed beside those of Python, and types are checked beside tests: no test of the first
 # stage measures time.
@@ -90,6 +90,7 @@ lint: $(VENV)/.installed-test
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/mypy
 
 setup: $(VENV)/.installed
+	@echo "==> The command is $(BIN)/harness. Your own script: $(BIN)/harness init train.py"
 setup-test: $(VENV)/.installed-test system-packages
 system-packages:
 	@sh tests/system_packages.sh

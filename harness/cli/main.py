@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:  # before typer was there, which turns it into this exit code
         code = INTERRUPTED
     if code == INTERRUPTED:
-        _fail("interrupted; run the same command again to resume", code)
+        _fail("interrupted; a sweep or a certificate goes on when its command is repeated", code)
     sys.exit(code)
 
 

@@ -80,7 +80,7 @@ def deferred_interrupts(announce: Callable[[str], None]) -> Iterator[StopRequest
             reason = name.replace("SIGINT", "Ctrl-C")
             stop.note(reason)
             stop.announcement = (
-                f"{reason}: running trials save their state and stop;"
+                f"{reason}: running trials stop and save their state where they can;"
                 " press Ctrl-C again to end them at once"
             )
         elif time.monotonic() > interrupted_at + SAME_REQUEST:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from harness.slurm.submit import PreparedSubmission
 
 MOST_ROWS = 200  # cells that are listed
-QUIET_MACHINE = "wait, or run with --tolerate-load (in a profile, validity.contention: null)"
+QUIET_MACHINE = "wait, or measure anyway: harness run --tolerate-load, or validity.contention: null in a profile"
 PLAIN_TYPES = {
     bool: "false, true",
     int: "a whole number",

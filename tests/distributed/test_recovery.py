@@ -115,7 +115,7 @@ def test_a_sweep_survives_everything_that_can_be_killed(
         command.send_signal(signal.SIGINT)
         output = command.communicate(timeout=30)[0]
         assert command.returncode == 130
-        assert "run the same command again" in output
+        assert "goes on when its command is repeated" in output
         assert processes_below(tmp_path) == []
 
     run(sweep, listener=ForkserverKiller(hold))

@@ -10,9 +10,7 @@ import pytest
 from harness.launch import interrupt
 from harness.launch.interrupt import deferred_interrupts
 
-ANNOUNCEMENT = (
-    "Ctrl-C: running trials save their state and stop; press Ctrl-C again to end them at once"
-)
+ANNOUNCEMENT = "Ctrl-C: running trials stop and save their state where they can; press Ctrl-C again to end them at once"
 
 
 @pytest.mark.parametrize(
