@@ -153,8 +153,11 @@ class Axes:
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The values that differ from their defaults, by the name of the axis."""
-        # A batch size always differs, as it has no default.
-        return {name: value for name, value in self.values.items() if value != DEFAULTS.get(name)}
+        changed: dict[str, Any] = {}
+        for name, value, default in zip(AXES, READ_ALL(self), STANDARD, strict=True):
+            if value != default:
+                changed[name] = value
+        return changed
 
     def torch_parameters(self, group: str) -> dict[str, Any]:
         """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
@@ -182,6 +185,7 @@ READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundre
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
 del DEFAULTS["batch_size"]
+STANDARD = [DEFAULTS.get(axis) for axis in AXES]  # a batch size always differs from it
 
 
 GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others

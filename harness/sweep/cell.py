@@ -225,6 +225,11 @@ class WorkloadRef:
         """Return whether the workload gets an axis: a script has those that are known of it."""
         return not self.is_script or axis not in AXES or axis in self.script_axes
 
+    @cached_property
+    def identity_digest(self) -> str:
+        """The SHA-256 of the identity, which many cells share."""
+        return _sha256(self.identity)
+
     @property
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
@@ -285,7 +290,7 @@ class Cell:
     def digest(self, code: Mapping[str, str] | None) -> str:
         """Return the SHA-256 over all settings and the code."""
         settings: dict[str, Any] = {
-            "workload": _sha256(self.workload.identity),
+            "workload": self.workload.identity_digest,
             "axes": self.axes.changed,
             "length": str(self.length),
             "evaluate": str(self.evaluate),
