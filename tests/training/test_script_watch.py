@@ -146,6 +146,8 @@ def test_each_step_of_the_training_is_counted_once(
         train()
     state = observer.state
     assert state.step == len(state.series["seconds"]) == len(state.series["loss"]) == 180
+    # A closure has its forward and backward in the optimizer's step.
+    assert state.result()["step_phases"] == {}
 
 
 @pytest.mark.parametrize(("train", "length"), [(made_anew, 5), (folds, 150)])
