@@ -100,9 +100,10 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     cell = max(sweep.cells, key=lambda cell: half_width(by_cell[cell.id]))
     logs = by_cell[cell.id]
     width = half_width(logs)
+    precision = f"±{width:.1%}" if width < 1 else "no interval within ±100%"
     trials = counted(len(logs), "trial")
     return (
-        f"{cell.label}, the least precise: ±{width:.1%} after {trials}, every look counted;"
+        f"{cell.label}, the least precise: {precision} after {trials}, every look counted;"
         f" --until: ±{goal.half_width:.1%}"
     )
 

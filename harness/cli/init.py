@@ -33,7 +33,7 @@ workloads:
     arguments: {arguments}
 {axes}# Every combination of these is a cell, which is compared with the first.
 matrix:
-  num_threads: [1, 2]
+  num_threads: [1, 2]  # torch's own; without the harness, torch takes all cores
 seeds: 5  # 0 to 4; as many trials of a cell suffice for a verdict
 # length: 300 steps  # ends each trial there; without it, the script ends itself
 """

@@ -284,5 +284,6 @@ def _running(row: TrialState, folder: TrialFolder, owner: Owner) -> TrialState |
         step=progress.get("step"),
         steps=progress.get("steps"),
         throughput=rate,
+        throughput_unit=progress.get("unit", row.throughput_unit),
         detail=detail,
     )

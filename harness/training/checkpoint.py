@@ -268,7 +268,8 @@ class Checkpointer:
             fsync_folder(self._folder)
             self._written_step = step
         except Exception as error:  # of any kind: training goes on
-            problem = storage_error(error, path) or one_line(error)
+            ours = error if isinstance(error, StorageError) else storage_error(error, path)
+            problem = ours or one_line(error)
             state.note_unsaved(f"step {step} was not saved: {problem}")
 
     def _rows_on_disk(self) -> int:

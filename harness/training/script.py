@@ -221,12 +221,13 @@ class ScriptObserver:
         state.add_steps({"loss": segment.losses, "seconds": times.steps})
         state.add_seconds("train", segment.seconds)
         state.add_seconds("evaluate", float(pauses.sum()))
-        rate = segment.steps / segment.seconds
+        rate, unit = segment.steps / segment.seconds, "steps/s"
         if self.samples_per_step is not None:
             rate *= self.samples_per_step * self.ranks.world_size
+            unit = "samples/s"
         reported = segment.losses[~np.isnan(segment.losses)]
         loss = float(reported[-1]) if len(reported) else None
-        self.progress.report("train", state.step, rate=rate, loss=loss)
+        self.progress.report("train", state.step, rate=rate, unit=unit, loss=loss)
         self.hooks.after_segment(state, segment)
 
     def finish(self) -> None:

@@ -53,7 +53,10 @@ def _fastest_sentence(result: SweepResult, workload: str, names: Mapping[str, st
     if match is not None and match.accuracy is not None:  # speed at the cost of accuracy is no win
         sentence += f", {match.accuracy.metric.name} {match.accuracy.outcome}"
     if result.is_winner_certain(workload):
-        return f"{sentence}; certain at {1 - ALPHA:.0%}."
+        certainty = f"certain at {1 - ALPHA:.0%}"
+        if _is_unpaired(result):
+            certainty += " if the machine stayed the same, as they were not measured side by side"
+        return f"{sentence}; {certainty}."
     if result.has_single_trials(workload):
         return f"{sentence}; not certain with one trial a cell."
     rivals = [names[cell.cell.id] for cell in result.contenders(workload)]
@@ -134,9 +137,7 @@ def _mixture_remarks(cells: Sequence[CellResult]) -> Iterator[str]:
 
 def _pairing_remarks(result: SweepResult) -> Iterator[str]:
     """Say which throughputs are compared without pairs, or next to other trials than their reference."""
-    speeds = filter(is_throughput, result.comparison.verdicts)
-    estimates = [verdict.estimate for verdict in speeds]
-    if any(estimate.standard_error and not estimate.paired for estimate in estimates):
+    if _is_unpaired(result):
         yield f"unpaired: {NOT_INTERLEAVED}"
     unlike = sum(match.has_other_lanes for match in result.comparison.matches)
     if unlike:
@@ -144,6 +145,13 @@ def _pairing_remarks(result: SweepResult) -> Iterator[str]:
             f"{counted(unlike, 'cell')} ran next to other trials than the cell that it is compared"
             " with; `parallel: 1` in the profile measures each alone"
         )
+
+
+def _is_unpaired(result: SweepResult) -> bool:
+    """Return whether throughputs are compared that were not measured in pairs."""
+    speeds = filter(is_throughput, result.comparison.verdicts)
+    estimates = [verdict.estimate for verdict in speeds]
+    return any(estimate.standard_error and not estimate.paired for estimate in estimates)
 
 
 def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterator[str]:
@@ -158,7 +166,10 @@ def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterat
     if unsettled:
         cells = listed(list(unsettled), MAX_NAMES)
         trials = counted(unsettled.total(), "trial")
-        yield f"{trials} never settled ({cells}); raise length or warmup"
+        remedy = "raise length or warmup"
+        if records[0].trial.cell.workload.is_script:
+            remedy = "let the script train longer"
+        yield f"{trials} never settled ({cells}); {remedy}"
 
 
 def _script_remarks(records: Sequence[Record]) -> Iterator[str]:

@@ -113,7 +113,8 @@ class RunView(TrialListener):
         if progress["steps"] is not None:
             news += f"/{progress['steps']}"
         if "rate" in progress:
-            news += f" · {progress['rate']:,.0f} {trial.cell.throughput_unit}"
+            unit = progress.get("unit", trial.cell.throughput_unit)
+            news += f" · {progress['rate']:,.0f} {unit}"
         if progress.get("loss") is not None:  # a script may report none
             news += f" · loss {progress['loss']:.3f}"
         self._show_news(trial, news)

@@ -43,7 +43,13 @@ SQUEUE = """\
 slurm_load_jobs: Socket timed out on send/recv operation
 """
 PREEMPTED = Failure(kind="Interrupted", message="preempted")
-PROGRESS: dict[str, Any] = {"phase": "train", "step": 30, "steps": 100, "rate": 512.5, "loss": 0.1}
+PROGRESS: dict[str, Any] = {
+    "phase": "train",
+    "step": 30,
+    "steps": 100,
+    "rate": 512.5,
+    "unit": "steps/s",
+}
 
 
 class Submitted:
@@ -147,6 +153,7 @@ class TestOfSubmittedTrials:
         running = rows[0]
         assert (running.job, running.nodes) == ("7_0", "n[1-2]")
         assert (running.step, running.steps, running.throughput) == (30, 100, 512.5)
+        assert running.throughput_unit == "steps/s"
         assert rows[2].detail == "JobArrayTaskLimit"
         assert "no such thing" in rows[6].detail
 

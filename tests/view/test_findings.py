@@ -67,3 +67,5 @@ def test_cells_that_were_not_measured_in_turn_are_called_unpaired(
     result = SweepResult(name="demo", cells=cells)
     unpaired = [remark for remark in remarks(result, []) if "unpaired" in remark.text]
     assert bool(unpaired) is (started is not None)
+    (said,) = conclusions(result)
+    assert said.endswith("certain at 95%.") is (started is None)
