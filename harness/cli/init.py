@@ -104,7 +104,7 @@ def sweep_of_script(script: Path, arguments: Sequence[str]) -> str:
             filled += [option, "{seed}"]
         elif name == "batch-size" and default is not None:
             filled += [option, "{batch_size}"]
-            axes = f"    axes: {{batch_size: {default['value']}}}\n"
+            axes = f"    axes: {{batch_size: {default['value']}}}  # it wins over the matrix\n"
     words = []
     for word in filled:
         # Braces need no quotes: the command line is split as a shell does, and not run by one.
