@@ -199,7 +199,7 @@ def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) ->
         execute(assignment, folder)
     raise HarnessError(
         f"{observed.uses} ended after {observed.state.step} steps, before the gate had measured"
-        " enough; let it train longer, as with `arguments: --steps {steps}`"
+        " enough; let it train longer, as with `arguments: --steps {steps}` and `length: 2000 steps`"
     )
 
 
