@@ -31,9 +31,9 @@ workloads:
     uses: {script}
     # Words in braces get values: {{NAME}} of an option or an axis, {{seed}}, {{steps}}, a {{folder}} of its own.
     arguments: {arguments}
-{axes}# Every combination of these is a cell, which is compared with the first.
+# Every combination of these is a cell, which is compared with the first.
 matrix:
-  num_threads: [1, 2]  # torch's own; without the harness, torch takes all cores
+{batch_size}  num_threads: [1, 2]  # torch's own; without the harness, torch takes all cores
 seeds: 5  # 0 to 4; as many trials of a cell suffice for a verdict
 # length: 300 steps  # ends each trial there; without it, the script ends itself
 """
@@ -93,7 +93,7 @@ def sweep_of_script(script: Path, arguments: Sequence[str]) -> str:
         raise BadInput(str(error)) from None
     given = {word.partition("=")[0] for word in arguments}
     filled = list(arguments)
-    axes = ""
+    batch_size = ""
     for match in OPTION.finditer(script.read_text(encoding="utf-8")):
         option = match["name"]
         name = option.strip("-").replace("_", "-").lower()
@@ -104,7 +104,7 @@ def sweep_of_script(script: Path, arguments: Sequence[str]) -> str:
             filled += [option, "{seed}"]
         elif name == "batch-size" and default is not None:
             filled += [option, "{batch_size}"]
-            axes = f"    axes: {{batch_size: {default['value']}}}  # it wins over the matrix\n"
+            batch_size = f"  batch_size: {default['value']}\n"
     words = []
     for word in filled:
         # Braces need no quotes: the command line is split as a shell does, and not run by one.
@@ -116,7 +116,7 @@ def sweep_of_script(script: Path, arguments: Sequence[str]) -> str:
         name=_quoted(safe_folder_name(name)),
         script=_quoted(script.name),
         arguments=_quoted(" ".join(words)),
-        axes=axes,
+        batch_size=batch_size,
     )
 
 

@@ -207,6 +207,7 @@ def _plan(
         (reason, count), *_ = reasons.most_common(1)
         raise document.error((), f"found no cell to run: {count} left out by {reason}")
     _check_axes_are_named(document, matrix, cells.values())
+    _check_axes_are_used(document, matrix, workloads)
     used_rules = {point.rule for point in excluded}
     workload_seeds: dict[str, Sequence[Seed]] = {}
     for label, entry in file.workloads.items():
@@ -229,6 +230,20 @@ def _check_axes_are_named(document: Document, matrix: Matrix, cells: Iterable[Ce
         if not any(cell.workload.receives(axis) for cell in cells):
             problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
             raise document.error(matrix.axes[axis], problem)
+
+
+def _check_axes_are_used(
+    document: Document, matrix: Matrix, workloads: Sequence[SweepWorkload]
+) -> None:
+    """Raise BadInput for an axis of `matrix` or `zip` that every workload with it sets itself."""
+    for axis, key in matrix.axes.items():
+        having = workloads
+        if is_setting(axis):
+            having = [workload for workload in workloads if axis in workload.setting_types]
+        own = [{**workload.entry.settings, **workload.entry.axes} for workload in having]
+        if key[0] != "include" and all(axis in values for values in own):
+            problem = f"found what {having[0].label} sets itself; allowed: one of the two"
+            raise document.error(key, problem)
 
 
 def _judged_points(

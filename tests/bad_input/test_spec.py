@@ -139,6 +139,12 @@ COMBINATIONS = [
         "sweep.yaml:5: zip[0].strategy: found a second time; allowed: an axis in one place",
     ),
     param(
+        "set-by-the-workload",
+        GOOD.replace("mlp: {", "mlp: {axes: {batch_size: 32}, ")
+        + "matrix: {batch_size: [64, 256]}\n",
+        "sweep.yaml:4: matrix.batch_size: found what mlp sets itself; allowed: one of the two",
+    ),
+    param(
         "all-excluded",
         GOOD + "matrix: {precision: [fp32, bf16]}\nexclude:\n  - workload: mlp\n",
         "sweep.yaml: found no cell to run: 2 left out by exclude[0]: the sweep says so",

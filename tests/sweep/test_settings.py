@@ -75,8 +75,8 @@ def test_set_decides_an_option_whatever_decided_it_in_the_file(tmp_path: Path) -
     for text, layers in (("[64]", [(64,)]), ("[64],[32,16]", [(64,), (32, 16)])):
         cells = load(tmp_path, workloads, sets=[f"{HIDDEN}={text}"]).cells
         assert [cell.level(HIDDEN) for cell in cells] == layers
-    cells = load(tmp_path, workloads, matrix={"options.dropout": 0.4, HIDDEN: [3]}).cells
-    assert [cell.level(HIDDEN) for cell in cells] == [(4,)]  # the workload's own goes first
+    cells = load(tmp_path, {**workloads, "other": {"uses": "mlp"}}, matrix={HIDDEN: [3]}).cells
+    assert [cell.level(HIDDEN) for cell in cells] == [(4,), (3,)]  # a workload's own goes first
 
 
 def test_a_folder_of_data_is_an_axis(tmp_path: Path) -> None:
