@@ -113,9 +113,8 @@ class TrialFolder:
     record_path = InAttempt("record.json")  # of the attempt once it has ended
     progress_path = InAttempt("progress.json")  # how far a running trial has come, by rank 0
     heartbeat_folder = InAttempt("heartbeats")  # of a running trial's ranks
-    failures_path = InAttempt(
-        "failures.json"
-    )  # of ranks, as the process saw them that started them
+    # Of ranks, as the process saw them that started them.
+    failures_path = InAttempt("failures.json")
     log_folder = InAttempt("logs")  # of the attempt
     launch_log = InAttempt("logs/launch.log")  # of what the launcher itself prints
     best_checkpoints = Below("best")  # of the best evaluation, where the sweep wants them
@@ -126,9 +125,8 @@ class TrialFolder:
 
     heartbeat_path = InAttemptOf("heartbeats/rank{}.json")  # each heartbeat in place of the last
     exported_model = BelowOf("export/{}")  # the folder of the model in a format
-    rank_log = InAttemptOf(
-        "logs/rank{}.log"
-    )  # what a rank prints, libraries and the workload included
+    # What a rank prints, libraries and the workload included.
+    rank_log = InAttemptOf("logs/rank{}.log")
     result_path = InAttemptOf("rank{}.json")  # a rank's part of the record, as a RankResult
     trace_path = InAttemptOf("profile/rank{}.json.gz")  # which Perfetto and chrome://tracing open
     compiler_cache = InAttemptOf("cache{}")  # of a rank that must start cold, while the trial runs

@@ -102,9 +102,8 @@ class TelemetrySampler:
         # The counters at the beginning of the segment, None outside those that count.
         self._segment: dict[str, float] | None = None
         self._steps_begun = 0  # those of the warm-up, too
-        self._spent: Counter[str] = (
-            Counter()
-        )  # what was added to the counters in segments that count
+        # What was added to the counters in segments that count.
+        self._spent: Counter[str] = Counter()
         self._samples: list[dict[str, float]] = []  # what could be read, by its name
 
     def __enter__(self) -> TelemetrySampler:

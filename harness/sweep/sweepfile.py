@@ -31,9 +31,8 @@ from harness.sweep.workload import Seeds, WorkloadEntry
 from workloads.settings import Between
 
 ONE_EPOCH = Length(epochs=1)
-NAME = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z"
-)  # of a sweep, and so of its folder; of a stack
+# Of a sweep, and so of its folder; of a stack.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
 NAME_CHARACTERS = "letters, digits, ., - and _, at most 200"
 Name = Annotated[str, Meta(pattern=f"^{NAME.pattern}", description=NAME_CHARACTERS)]
 LENGTH = re.compile(r"(?P<count>[1-9][0-9]{0,17}) *(?P<unit>epoch|step)s?")

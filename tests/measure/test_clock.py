@@ -105,9 +105,8 @@ def test_events_of_a_gpu_are_recorded_again_on_the_stream_of_their_segment(
     monkeypatch.setattr(torch.cuda, "current_stream", iter(streams).__next__)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     clock = StepClock(torch.device("cuda"))
-    clock.enter(
-        Phase.forward
-    )  # as of a trial that is resumed at its end, and counts its collectives
+    # As of a trial that is resumed at its end, and counts its collectives.
+    clock.enter(Phase.forward)
     for steps in (2, 3):
         clock.start()
         for _ in range(steps):

@@ -173,9 +173,8 @@ def draw(kind: str, random: Random, setting: Setting) -> Injection:
         step = at + 1
     elif kind == "bit":
         options["parameter"] = random.randrange(len(BIT_PARAMETERS))
-        options["bit"] = random.choice(
-            [*range(23), 31]
-        )  # no exponent, which could make it infinite
+        # No exponent, which could make it infinite.
+        options["bit"] = random.choice([*range(23), 31])
         tensor = BIT_PARAMETERS[options["parameter"]]
         if setting.strategy == "ddp":
             ranks = [rank]
