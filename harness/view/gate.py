@@ -38,7 +38,7 @@ def gate_view(outcome: GateOutcome, name: str) -> View:
             paired.a_rate,
             paired.b_rate,
             _change(paired),
-            styled("failed" if paired.failure else paired.verdict),
+            styled("not measured" if paired.failure else paired.verdict),
             BITS[paired.same_bits],
             describe_cost(paired),
         )
@@ -84,7 +84,7 @@ def _change(paired: PairedResult) -> Effect | None:
 def describe_measurement(paired: PairedResult) -> str:
     """Return what was found of a cell: `slower, -5.0% (-6.0% to -4.0%)`, or why nothing was."""
     if paired.failure:
-        return f"failed: {paired.failure}"
+        return f"not measured: {paired.failure}"
     return f"{paired.verdict}, {_change(paired) or 'too few measurements for an interval'}"
 
 
@@ -132,7 +132,8 @@ def headline(outcome: GateOutcome) -> str:
     """Return the gate's verdict with its exit code's meaning: `fails: 1 of 2 cells`."""
     problems = []
     cells = counted(len(outcome.cells), "cell")
-    failed = sum(map(outcome.has_failed, outcome.cells))
+    unmeasured = [cell for cell in outcome.cells if cell.measured.failure]
+    failed = sum(map(outcome.has_failed, outcome.cells)) - len(unmeasured)
     inconclusive = sum(map(outcome.is_inconclusive, outcome.cells))
     if not outcome.exit_code:
         problems.append(f"nothing is slower than {_revision_name(outcome)}")
@@ -142,6 +143,8 @@ def headline(outcome: GateOutcome) -> str:
         problems.append(f"the sweep lost or changed {counted(len(outcome.lost), 'cell')}")
     if failed:
         problems.append(f"{failed} of {cells} failed")
+    if unmeasured:
+        problems.append(f"{len(unmeasured)} of {cells} could not be measured")
     if inconclusive:
         problems.append(f"{inconclusive} of {cells} inconclusive")
     return f"{HEADINGS[outcome.exit_code]}: {'; '.join(problems)}"

@@ -22,7 +22,7 @@ LOOKS: Mapping[str, Look] = {
     **dict.fromkeys(["bitwise", "rounding"], "better"),
     **dict.fromkeys(["same", "not slower", "equivalent"], "same"),
     **dict.fromkeys(["worse", "slower", "bad", "different"], "worse"),
-    **dict.fromkeys(["failed", "lost", "unreadable"], "failed"),
+    **dict.fromkeys(["failed", "not measured", "lost", "unreadable"], "failed"),
     "invalid": "invalid",
     **dict.fromkeys(["interrupted", "missing", "inconclusive", "skip"], "open"),
     **dict.fromkeys(["queued", "cancelled", "first", "reference"], "quiet"),

@@ -65,7 +65,7 @@ SLOWER, OPEN = paired("slower", 0.9), paired("inconclusive")
         (outcome(paired("same"), SLOWER), 1, "fails: 1 of 2 cells failed"),
         (outcome(OPEN, SLOWER), 1, "fails: 1 of 2 cells failed; 1 of 2 cells inconclusive"),
         (outcome(paired("same"), OPEN), 3, "is inconclusive: 1 of 2 cells inconclusive"),
-        (outcome(FAILED), 1, "fails: 1 of 1 cell failed"),
+        (outcome(FAILED), 1, "fails: 1 of 1 cell could not be measured"),
         (outcome(OTHER_BITS), 0, "passes: nothing is slower than main"),
         (outcome(OTHER_BITS, compare_bits=True), 1, "fails: 1 of 1 cell failed"),
         (outcome(OTHER_BITS, compare_bits=True, is_repeatable=False), 3, "is inconclusive: 1 of 1 cell inconclusive"),
