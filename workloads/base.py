@@ -252,9 +252,8 @@ class Workload(ABC):
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return the metrics over a whole test or validation set by name, the target among them.
 
-        `rows` holds what `evaluate` returned, float64, shape (samples, k), in sample order. A sweep
-        that stops by the loss (`stop: {metric: loss}`) takes the metric `loss`. By default it is the
-        only one.
+        `rows` holds what `evaluate` returned, float64, shape (samples, k), in sample order. By
+        default, the loss is the only one.
         """
         total, weight = rows.sum(0).tolist()
         return {"loss": total / weight}

@@ -33,8 +33,8 @@ workloads:
     arguments: {arguments}
 # Every combination of these is a cell, which is compared with the first.
 matrix:
-{batch_size}  num_threads: [1, 2]  # torch's own; without the harness, torch takes all cores
-# Another question: put --lr {{lr}} into the arguments, and options.lr: [0.001, 0.01] here.
+{batch_size}  num_threads: [1, 2]  # torch's own; 1 without this line, where torch by itself takes all cores
+# To vary an option of the script, such as --lr: --lr {{lr}} in the arguments, options.lr: [0.001, 0.01] here.
 seeds: 5  # 0 to 4; as many trials of a cell suffice for a verdict
 # length: 300 steps  # ends each trial there; without it, the script ends itself
 """

@@ -169,7 +169,7 @@ def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterat
         remedy = "raise length or warmup"
         if records[0].trial.cell.workload.is_script:
             remedy = "let the script train longer"
-        yield f"{trials} never settled ({cells}); {remedy}"
+        yield f"{trials} never settled ({cells}), so warm-up may count; {remedy}"
 
 
 def _script_remarks(records: Sequence[Record]) -> Iterator[str]:
