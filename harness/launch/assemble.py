@@ -93,12 +93,10 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         window = measured_window(ranks, record.trial.cell)
     problems: list[str] = []
     interruptions: Sequence[Interruption] = ()
-    notes = straggler_notes(ranks, window)
     for rank in ranks[:1]:  # all ranks stop and save together
         problems += [f"not resumed from {refusal}" for refusal in rank.refused_checkpoints]
         problems += rank.unsaved
         interruptions = rank.interruptions
-        notes = [*rank.notes, *notes]
     # Only ranks on a GPU report allocated memory.
     is_on_gpu = any("memory_allocated_mib" in rank.numbers for rank in ranks)
     hosts = {rank.host for rank in ranks}
@@ -111,7 +109,7 @@ def with_ranks(record: Record, ranks: Sequence[RankResult], peaks: Mapping[str, 
         phases=phase_seconds(ranks, record.started, window),
         interruptions=tuple(interruptions),
         checkpoint_problems=tuple(problems),
-        notes=tuple(notes),
+        notes=tuple(straggler_notes(ranks, window)),
     )
     record = replace(record, numbers=trial_numbers(record, ranks, window))
     return replace(record, numbers={**record.numbers, **mfu_numbers(record, ranks, peaks)})

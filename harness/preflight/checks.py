@@ -353,7 +353,7 @@ def _fetch_by_workers(probe: Probe, workers: int) -> list[Batch]:
     seed_everything(probe.seed)
     loader = make_loader(samples, order, axes, seed=probe.seed, device=probe.device)
     batches = []
-    for _, _, batch in loader:
+    for _, batch in loader:
         batches.append(tuple(tensor.cpu().clone() for tensor in batch))
         if len(batches) == WORKER_BATCHES:
             break

@@ -167,7 +167,7 @@ class Rank0Report:
     target: TargetMetric
     steps_per_epoch: Number  # optimizer steps
     # Of forward and backward, as the workload states them or torch counts them; None where neither can.
-    flops_per_sample: Amount | None
+    flops_per_sample: Amount | None = None
     evaluations: tuple[Evaluation, ...]  # in their order
     parameter_digest: str  # of the parameters at the end
     # Of the best evaluation; path relative to the trial's folder. None where none was saved.
@@ -245,7 +245,6 @@ class RankResult:
     rank0: Rank0Report | None = None  # None at all other ranks, as is the next one
     environment: Environment | None = None
     samples_per_step: Amount | None = None  # that a script reports at this rank, in the mean
-    notes: Sequence[str] = ()  # what to know of a script: a line each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,7 +294,7 @@ class Outcome:
     interruptions: tuple[Interruption, ...] = ()  # all ranks stop after the same step
     # Checkpoints that attempts did not go on from, or that could not be written, and why.
     checkpoint_problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what to know of a script, and which rank the others waited for
+    notes: tuple[str, ...] = ()  # such as which rank the others waited for
     lane: Lane = field(default_factory=Lane)  # that it ran in
 
     @property

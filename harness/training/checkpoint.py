@@ -141,8 +141,7 @@ class Checkpointer:
         self._last = time.monotonic()  # when that was
         self._written_step = 0  # by this rank; 0 while it writes, and if it could not
         self.resumed_at = 0  # the steps done by earlier attempts
-        # What a death would go back to, and when that was saved.
-        self.saved_step, self.saved_at = 0, time.time()
+        self.saved_step = 0  # what a death would go back to
 
     # Saving
 
@@ -280,7 +279,7 @@ class Checkpointer:
         """Count on the checkpoint that was begun last, which all ranks have written, and remove old ones."""
         if self._begun_step == self.saved_step:
             return
-        self.saved_step, self.saved_at = self._begun_step, self._begun_at
+        self.saved_step = self._begun_step
         if self._rank != 0:
             return
         # Another rank may have begun a later one.
@@ -442,10 +441,11 @@ def _load_tensors(tensors: Named, saved: State) -> None:
 # The best weights
 
 
-def save_best(parts: TrialParts, state: TrainingState) -> None:
+def save_best(parts: TrialParts, state: TrainingState) -> str | None:
     """Save the weights as the best so far; every rank must call this, and rank 0 writes.
 
-    What can't be written costs a line and no trial.
+    Returns rank 0's path of them, relative to the trial's folder. What can't be written costs a line
+    and no trial.
     """
     tensors = dict(parts.model.named_buffers())  # those that are in no state dict count too
     rest = {"workload": workload_state(parts.workload), "extra": {}}
@@ -458,7 +458,7 @@ def save_best(parts: TrialParts, state: TrainingState) -> None:
         if parts.mesh.rank == 0:  # others keep none of them
             weights[name] = whole.to_dense().clone(memory_format=torch.contiguous_format)
     if parts.mesh.rank != 0:
-        return
+        return None
     conditions = {"trial": parts.assignment.trial.id}
     folder = parts.folder.best_checkpoints
     aside = folder.with_name(f".{folder.name}")
@@ -470,10 +470,11 @@ def save_best(parts: TrialParts, state: TrainingState) -> None:
         write_seal(aside / SEAL_FILE, state.step, [WEIGHTS_FILE, REST_FILE], conditions)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-        state.best_saved_step = state.step
+        return str(folder.relative_to(parts.folder.path))
     except Exception as error:  # of the disk, or a tensor that safetensors does not know
         problem = storage_error(error, folder) or one_line(error)
         state.note_unsaved(f"the best model, step {state.step}, was not saved: {problem}")
+        return None
 
 
 def load_best(folder: Path, model: nn.Module) -> State:

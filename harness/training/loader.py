@@ -28,10 +28,7 @@ from harness.training.order import BatchOrder, Indices
 from harness.training.ranks import CPU, derive_seed, generators_kept, seed_generators
 from workloads.base import Batch, DatasetSamples, Samples, StreamSamples, TensorSamples
 
-# A batch as a loader yields it: the samples' indices, the number of the worker process that fetched
-# them, and the batch itself.
-Fetched = tuple[Indices, int, Batch]
-NO_WORKER = -1  # fetched in this process
+Fetched = tuple[Indices, Batch]  # a batch as a loader yields it, with the indices of its samples
 WORKER_TIMEOUT = 600.0  # seconds that a batch of a worker is waited for
 FETCH_STREAM = 1  # of random numbers, which sets fetching apart from training on what was fetched
 
@@ -108,14 +105,14 @@ class BatchStream(IterableDataset[Fetched]):
         if worker is None:
             for step, indices in numbered:
                 # No name here holds a batch, so that the next one gets its memory.
-                yield indices, NO_WORKER, self._fetch_here(step, indices)
+                yield indices, self._fetch_here(step, indices)
             return
         for step, indices in islice(numbered, worker.id, None, worker.num_workers):
             batch = self._fetch(step, indices)
             # Torch would do so in another thread, whose error, such as a full /dev/shm, nobody hears of.
             for tensor in batch:
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
-            yield indices, worker.id, batch
+            yield indices, batch
         order.seek_next_epoch()  # of a worker that persists
 
     def _fetch_here(self, step: int, indices: Indices) -> Batch:

@@ -49,17 +49,12 @@ STDERR = 2  # the rank's log, also where a script has put something else in plac
 
 
 def before_torch() -> None:
-    """Begin a program that loads torch: it ends with its starter, and the signal stays pending."""
-    die_with_parent()
-    block_signal()  # before NumPy starts threads
+    """Begin a program that loads torch: it ends with its starter, and the signal stays pending.
 
-
-def block_signal() -> None:
-    """Keep the signal pending for this thread and for all that it starts.
-
-    That is threads, loader workers and compilers. Call it before a library starts a thread: where
-    any thread does not block the signal, it would be delivered there and end the process.
+    It does for all that this thread starts: threads, loader workers and compilers. NumPy starts threads,
+    and where one does not block the signal, it would be delivered there and end the process.
     """
+    die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
 
 
@@ -69,14 +64,14 @@ def stop_is_requested() -> bool:
 
 
 class ProgressFile:
-    """The trial's progress file; `is_writer` is true at the one rank that writes it."""
+    """The trial's progress file, which rank 0 writes."""
 
-    def __init__(self, path: Path, total_steps: int | None, *, is_writer: bool) -> None:
-        self._path = path
-        # What reports say until it is replaced: how many steps there are, which a script may decide itself;
-        # how long the longest segment took; up to which step nothing would be lost, and since when.
+    def __init__(self, folder: TrialFolder, total_steps: int | None, rank: int) -> None:
+        self._path = folder.progress_path
+        # What reports say until it is replaced: how many steps there are, which a script may decide itself,
+        # and how long the longest segment took.
         self.facts: dict[str, Any] = {"steps": total_steps}
-        self._is_writer = is_writer
+        self._is_writer = rank == 0
 
     def report(self, phase: str, step: int, **facts: Any) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps, and what is new of it."""

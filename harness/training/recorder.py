@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import profile, schedule
 
-from harness.core.paths import write_atomically
 from harness.records.trace import (
     AFTER_MICRO_STEPS,
     Mark,
@@ -49,7 +48,6 @@ NO_SETTINGS = (
     "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 )  # fmt: skip
 PROFILER_WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
-TABLE_ROWS = 30
 
 
 class Recorder(Hooks):
@@ -74,11 +72,10 @@ class Recorder(Hooks):
     def __exit__(self, *_: object) -> None:
         for evaluation in self._state.evaluations:
             self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
-            marks = []
+            metrics = []
             for name, value in evaluation.all_metrics.items():
-                metric = torch.tensor(value, dtype=torch.float64)
-                marks.append(self._mark("evaluation", name, metric))
-            self._write_marks(marks)
+                metrics.append((name, torch.tensor(value, dtype=torch.float64)))
+            self._write("evaluation", metrics)
         self._file.close()
         if self._recording.values:
             from safetensors.torch import save_file
@@ -205,25 +202,17 @@ def optimizer_settings(optimizer: Optimizer) -> Named:
 def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
     """Train `steps` more steps, and leave a trace of them in the trial's folder.
 
-    `profile/rank<N>.json.gz` is a Chrome trace, `profile/rank<N>.txt` a table of the operators with
-    the most time of their own. Every rank must call this, and the model is another one afterwards.
-    The learning rate stays as it is: a schedule may not continue after its end.
+    `profile/rank<N>.json.gz` is a Chrome trace. Every rank must call this, and the model is another one
+    afterwards. The learning rate stays as it is: a schedule may not continue after its end.
     """
-    device = parts.device
     parts.train_step.schedule = None
     batches = batches_from(parts.loader, parts.order, state.step)
-    sort_by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     path = parts.folder.trace_path(parts.mesh.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     active = schedule(wait=0, warmup=PROFILER_WARMUP, active=steps, repeat=1)
-    with (
-        state.timed("profile"),
-        profile(schedule=active, acc_events=True) as profiler,
-    ):
+    with state.timed("profile"), profile(schedule=active) as profiler:
         for _ in range(PROFILER_WARMUP + steps):
-            _, _, batch = next(batches)
-            parts.train_step.run(place_batch(batch, parts.axes, device))
+            _, batch = next(batches)
+            parts.train_step.run(place_batch(batch, parts.axes, parts.device))
             profiler.step()
         profiler.export_chrome_trace(str(path))  # compressed, as its name ends in .gz
-        table = profiler.key_averages().table(sort_by=sort_by, row_limit=TABLE_ROWS)
-        write_atomically(path.with_name(path.name.replace(".json.gz", ".txt")), table)

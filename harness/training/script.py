@@ -15,12 +15,10 @@ import hashlib
 import math
 import os
 import runpy
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,22 +32,20 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied, StorageError
+from harness.core.errors import NonFiniteLoss, NotApplied
 from harness.core.paths import TrialFolder
-from harness.core.processes import end_process
 from harness.core.progress import listening
 from harness.measure.clock import StepClock
 from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
-from harness.records.files import write_rank_result
-from harness.records.record import LOSS, Evaluation, Failure, Rank0Report, RankResult, TargetMetric
+from harness.records.record import LOSS, Evaluation, Rank0Report, RankResult, TargetMetric
 from harness.sweep.axes import AXES, OF_TORCHRUN
 from harness.sweep.cell import ESCAPED, MAX_STEPS, PLACEHOLDER
 from harness.sweep.files import check_code, check_files, named_files
 from harness.training.digests import add_tensor, local_part
 from harness.training.entry import environment_of, prepare_rank
-from harness.training.progress import SIGNAL, ProgressFile
+from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
 from harness.training.script_watch import LoadedSamples, Pauses, Reports, first_parameter, watch
 from harness.training.state import TrainingState
@@ -57,7 +53,6 @@ from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
 from workloads.importing import make_importable
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-MAX_FILES = 2000  # of the script's folder that are looked at for changes
 
 
 class _LengthReached(BaseException):
@@ -91,7 +86,7 @@ class ScriptObserver:
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:
             self.target = TargetMetric(**asdict(cell.workload.target))
-        self.progress = ProgressFile(folder.progress_path, self.length, is_writer=ranks.rank == 0)
+        self.progress = ProgressFile(folder, self.length, ranks.rank)
         # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
@@ -289,11 +284,9 @@ class ScriptObserver:
         )
         if self.ranks.rank != 0:
             return result
-        assert state.training_began_at is not None
         report = Rank0Report(
             target=self.target,
             steps_per_epoch=state.step,  # its own epochs are not known
-            flops_per_sample=None,
             evaluations=tuple(state.evaluations),
             parameter_digest=self.digest_parameters(),
             training_began_at=state.training_began_at,
@@ -322,14 +315,8 @@ def run_script(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Run the script of `trial.json`; return this rank's part of the trial's record."""
-    asked = threading.Thread(
-        target=_end_when_asked, args=(folder, ranks, entered, state), daemon=True
-    )
-    asked.start()
     assignment = prepare_rank(folder)
-    base = Path(assignment.base_folder).absolute()
     with observe(assignment, folder, ranks, state) as observer:
-        before = _file_times(base, folder.path)
         try:
             execute(assignment, folder)
         except _LengthReached:
@@ -338,52 +325,7 @@ def run_script(
         finally:
             observer.finish()
         observer.check()
-        after = _file_times(base, folder.path)
-        changed = [name for name, at in before.items() if after.get(name, at) != at]
-    result = observer.result(entered)
-    if not changed:
-        return result
-    note = (
-        f"it changed files that were there before, as of another trial: {', '.join(changed[:3])};"
-        " hand it {folder} for what it writes"
-    )
-    return replace(result, notes=[note])
-
-
-def _end_when_asked(
-    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
-) -> None:
-    """End this rank as soon as the signal of `harness.training.progress` comes, wherever the script is.
-
-    It has nothing to save, and may never step.
-    """
-    signal.sigwait({SIGNAL})
-    failure = Failure(
-        kind=Interrupted.__name__,
-        message=f"stopped after step {state.step}; the next attempt starts from step 0",
-        rank=ranks.rank,
-        host=ranks.host,
-        at=time.time(),
-    )
-    with suppress(StorageError):
-        result = replace(entered, failure=failure, **state.result())
-        write_rank_result(folder.result_path(ranks.rank), result)
-    end_process(Interrupted.exit_code)
-
-
-def _file_times(base: Path, own: Path) -> dict[str, int]:
-    """Return when the files below a folder were changed, but hidden ones and the results of trials."""
-    times: dict[str, int] = {}
-    for root, folders, names in os.walk(base):
-        folder = Path(root)
-        for name in list(folders):
-            if name.startswith((".", "__")) or own.is_relative_to(folder / name):
-                folders.remove(name)
-        for name in names[: MAX_FILES - len(times)]:
-            path = folder / name
-            with suppress(OSError):  # it has just gone
-                times[str(path.relative_to(base))] = path.stat().st_mtime_ns
-    return times
+    return observer.result(entered)
 
 
 def execute(assignment: Assignment, folder: TrialFolder) -> None:

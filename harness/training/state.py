@@ -45,16 +45,16 @@ class TrainingState(msgspec.Struct):
     refilled_steps: list[int] = []
     evaluations: list[Evaluation] = []
     order_sums: Sequence[int] = (0, 0)  # of the digest of the order (`harness.training.order`)
-    loader_workers: int = 0  # how many were seen to deliver batches
     interruptions: list[Interruption] = []
     # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
     refused_checkpoints: list[str] = []
-    best_saved_step: int | None = None  # whose weights are kept as the best ones
+    # The weights of the best evaluation, at rank 0; path relative to the trial's folder.
+    best_checkpoint: str | None = None
     unsaved: list[str] = []  # what could not be saved, and why
     # Seconds by the name of the phase: data, build, compile, loader, train, evaluate, ...
     phases: dict[str, float] = {}
     compiled: dict[str, float] = {}  # numbers of the last attempt that trained; none for eager
-    training_began_at: float | None = None
+    training_began_at: float = 0.0  # seconds since the epoch, once it has
     in_step: bool = False  # whether the rank trains at this moment, which other threads read
 
     def add_steps(self, columns: Mapping[str, Series]) -> None:

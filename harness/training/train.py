@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
@@ -24,13 +24,12 @@ from harness.records.record import Evaluation, TargetMetric
 from harness.sweep.cell import StopRule
 from harness.training.build import TrialParts
 from harness.training.checkpoint import Checkpointer, save_best
-from harness.training.digests import digest_model
 from harness.training.loader import Fetched
 from harness.training.model import place_batch, undisturbed
 from harness.training.order import BatchOrder, Indices, add_to_digest
 from harness.training.progress import SIGNAL, ProgressFile, stop_is_requested
 from harness.training.ranks import all_reduce_min, broadcast_from_rank_0, gather
-from harness.training.state import Series, TrainingState
+from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
 from workloads.base import Samples
 
@@ -95,9 +94,7 @@ class Trainer:
         self.hooks = hooks or Hooks()
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
-        self.progress = ProgressFile(
-            parts.folder.progress_path, parts.total_steps, is_writer=parts.mesh.rank == 0
-        )
+        self.progress = ProgressFile(parts.folder, parts.total_steps, parts.mesh.rank)
         self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
         self.checkpointer = Checkpointer(parts)
         with state.timed("build"):
@@ -119,8 +116,7 @@ class Trainer:
         last_step = parts.total_steps if until is None else until
         if not self._all_ranks_continue():
             self._interrupt()
-        if state.training_began_at is None:
-            state.training_began_at = time.time()
+        state.training_began_at = state.training_began_at or time.time()
         last_evaluated = max((done.step for done in state.evaluations), default=0)
         # An earlier attempt may have been interrupted before an evaluation or in it.
         if state.step > last_evaluated and self._is_evaluation_due():
@@ -173,9 +169,8 @@ class Trainer:
         A loader that is too slow would seem faster, the more often is evaluated.
         """
         step = self.state.step
-        end = min(
-            step + self._batches_ahead, _next_multiple(step, self.parts.order.steps), last_step
-        )
+        epoch_end = _next_multiple(step, self.parts.order.steps)
+        end = min(step + self._batches_ahead, epoch_end, last_step)
         self.state.refilled_steps += range(step, end)
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
@@ -198,7 +193,7 @@ class Trainer:
         state.in_step = observe is observe_nothing  # of others nobody knows how long they take
         clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for _ in range(start_step, stop):
-            indices, worker, batch = next(batches)
+            indices, batch = next(batches)
             observe("indices", 0, indices)
             if must_place:
                 clock.enter(Phase.host_to_device)
@@ -209,7 +204,6 @@ class Trainer:
             clock.end_step()
         times = clock.stop()
         parts.telemetry.end_segment(len(losses))
-        state.loader_workers = max(state.loader_workers, worker + 1)
         state.order_sums = add_to_digest(state.order_sums, parts.order, start_step, trained_on)
         state.step = stop
         loss_values = torch.stack(losses).float().cpu().numpy()
@@ -226,34 +220,30 @@ class Trainer:
         """
         parts, state = self.parts, self.state
         self._keep_numbers(segment)
-        self._check_settings_had_effect()
+        # These raise NotApplied for a setting that did nothing, such as torch.compile without a graph.
+        state.compiled = parts.compiler.account()
+        parts.strategy.check_effect()
+        parts.determinism.check_effect()
+        pace = segment.steps / segment.seconds
+        next_steps = min(math.ceil(SEGMENT_SECONDS * pace), FASTEST_GROWTH * segment.steps)
         bad_loss, self.segment_steps, all_continue, *agreed = all_reduce_min(
             self._earliest_bad_loss(segment),
-            # As many as last SEGMENT_SECONDS at this segment's pace.
-            min(
-                math.ceil(SEGMENT_SECONDS * segment.steps / segment.seconds),
-                FASTEST_GROWTH * segment.steps,
-            ),
+            next_steps,
             not stop_is_requested(),
             *self.checkpointer.votes(state.step),
         )
         state.in_step = False
         bad_step, rank = divmod(bad_loss, parts.mesh.world_size)
-        if bad_step < parts.total_steps:
-            raise NonFiniteLoss(
-                f"the loss became NaN or infinite at step {bad_step + 1} of {parts.total_steps}",
-                rank=rank,
-            )
+        steps = parts.total_steps
+        if bad_step < steps:
+            problem = f"the loss became NaN or infinite at step {bad_step + 1} of {steps}"
+            raise NonFiniteLoss(problem, rank)
         if not all_continue:
             self._interrupt()
         has_saved = self.checkpointer.on_agreement(agreed, state)
-        facts: dict[str, Any] = {}
-        if parts.assignment.saves is not None:
-            saver = self.checkpointer
-            facts = {"saved_step": saver.saved_step, "saved_at": saver.saved_at}
-        rate = segment.steps * parts.axes.batch_size / segment.seconds
+        rate = pace * parts.axes.batch_size
         loss = float(segment.losses[-1])
-        self.progress.report("train", state.step, rate=rate, loss=loss, **facts)
+        self.progress.report("train", state.step, rate=rate, loss=loss)
         return has_saved
 
     def _earliest_bad_loss(self, segment: Segment) -> int:
@@ -270,8 +260,7 @@ class Trainer:
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
         times = segment.times
-        columns: dict[str, Series] = {"loss": segment.losses, "seconds": times.steps}
-        self.state.add_steps({**columns, **times.phases})
+        self.state.add_steps({"loss": segment.losses, "seconds": times.steps, **times.phases})
         # torch.compile works inside a step, the first or one with another shape, and counts as its
         # own phase.
         compile_seconds = self.parts.compiler.seconds - self._counted_compile_seconds
@@ -281,17 +270,6 @@ class Trainer:
         seconds = segment.seconds - compile_seconds
         self.state.add_seconds("train", seconds)
         self.progress.facts["slowest"] = max(seconds, self.progress.facts.get("slowest", 0.0))
-
-    def _check_settings_had_effect(self) -> None:
-        """Raise NotApplied if a setting did nothing, such as torch.compile that compiled no graph."""
-        self.state.compiled = self.parts.compiler.account()
-        self.parts.strategy.check_effect()
-        self.parts.determinism.check_effect()
-        num_workers = self.parts.axes.num_workers
-        if num_workers and not self.state.loader_workers:
-            raise NotApplied(
-                f"num_workers={num_workers} had no effect: no worker has delivered a batch"
-            )
 
     # Evaluation
 
@@ -320,7 +298,7 @@ class Trainer:
         is_kept = parts.assignment.checkpoint == "best"
         if is_kept and parts.target.best(state.evaluations) == evaluation:
             with state.timed("checkpoint"):
-                save_best(parts, state)
+                state.best_checkpoint = save_best(parts, state)
 
     def _evaluate_set(self, name: str, samples: Samples) -> Mapping[str, float]:
         """Return the workload's metrics over all samples of a set, the same at every rank.
@@ -397,13 +375,6 @@ class Trainer:
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         all_reduce_min(0)
         raise Interrupted(f"stopped after step {state.step} of {parts.total_steps}{problem}")
-
-    # Results
-
-    def digest(self) -> str:
-        """Return the digest of the final model, at rank 0 that of all ranks; every rank must take part."""
-        with self.state.timed("digest"):
-            return digest_model(self.parts.model, self.parts.workload)
 
 
 def find_stop_reason(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -40,9 +42,9 @@ from harness.records.files import write_rank_result
 from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
-from harness.training.digests import digest_tensors, random_states
+from harness.training.digests import digest_model, digest_tensors, random_states
 from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
-from harness.training.progress import heartbeats
+from harness.training.progress import SIGNAL, heartbeats
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
@@ -114,6 +116,9 @@ def train(
     if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
         from harness.training.script import run_script
 
+        threading.Thread(
+            target=_end_when_asked, args=(folder, ranks, entered, state), daemon=True
+        ).start()
         return run_script(folder, ranks, entered, state)
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
@@ -123,7 +128,6 @@ def train(
         with parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
-            workload = parts.workload
             files = files_by_setting(workload.options, workload.data)
             check_files(assignment.trial.cell.workload, files)
         result = _result(trainer, entered)
@@ -135,11 +139,27 @@ def train(
     return result
 
 
+def _end_when_asked(
+    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+) -> None:
+    """End the rank of a script as soon as the signal to stop comes, wherever the script is.
+
+    It has nothing to save, and may never step.
+    """
+    signal.sigwait({SIGNAL})
+    error = Interrupted(f"stopped after step {state.step}; the next attempt starts from step 0")
+    result = replace(entered, **state.result(), failure=_describe(error, ranks, folder))
+    with suppress(StorageError):
+        write_rank_result(folder.result_path(ranks.rank), result)
+    end_process(error.exit_code)
+
+
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     """Return all that was measured; every rank must take part."""
     parts, state = trainer.parts, trainer.state
     memory = parts.memory.read()  # before the digest, which gathers parameters
-    parameter_digest = trainer.digest()
+    with state.timed("digest"):
+        parameter_digest = digest_model(parts.model, parts.workload)
     result = replace(
         entered,
         **state.result(),
@@ -149,16 +169,11 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     )
     if parts.mesh.rank != 0:
         return result
-    best = parts.target.best(state.evaluations)
-    checkpoint_path: str | None = None  # relative to the trial's folder
-    if best is not None and best.step == state.best_saved_step:
-        checkpoint_path = str(parts.folder.best_checkpoints.relative_to(parts.folder.path))
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
         reason = trainer.stop_reason or "length"
         stop = StopOutcome(reason=reason, step=state.step)
     tokens = parts.workload.tokens_per_sample()
-    assert state.training_began_at is not None
     report = Rank0Report(
         target=parts.target,
         steps_per_epoch=parts.order.steps,
@@ -166,7 +181,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         tokens_per_sample=None if tokens is None else float(tokens),
         evaluations=tuple(state.evaluations),
         parameter_digest=parameter_digest,
-        checkpoint=checkpoint_path,
+        checkpoint=state.best_checkpoint,
         stop=stop,
         training_began_at=state.training_began_at,
         test_samples=len(parts.splits.test),

@@ -120,5 +120,4 @@ def test_a_trial_run_again_with_a_profile_leaves_the_same_bits_and_a_trace_of_fu
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
         assert len(steps) == 3
-        table = path.with_name(f"rank{rank.rank}.txt").read_text(encoding="utf-8")
-        assert "Optimizer.step#Adam.step" in table
+        assert "Optimizer.step#Adam.step" in {event["name"] for event in events}

@@ -1,4 +1,4 @@
-"""Habits of training scripts: their own exits, modules, files that they share, and ranks of their own."""
+"""Habits of training scripts: their own exits, modules and seeds, and ranks of their own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         "python": ("assert 'RANK' not in os.environ and 'MASTER_ADDR' not in os.environ", ""),
         "leaves": ("", "os._exit(0)"),
         "asked": (ASKED, ""),
-        "shares": ("torch.manual_seed(0)", "torch.save(model.state_dict(), 'shared.pt')"),
+        "seeded": ("torch.manual_seed(0)", ""),
         "spawns": (SPAWNS, ""),
         "parses": (PARSES, ""),
         "raises": ("raise ValueError('no data')", ""),
@@ -57,7 +57,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         (folder / f"{name}.py").write_text(LOOP.format(before=before, after=after))
         entries[name] = {"uses": f"{name}.py", "seeds": [0]}
     entries["python"]["launch"] = "python"
-    entries["shares"]["seeds"] = [0, 1]
+    entries["seeded"]["seeds"] = [0, 1]
     entries["parses"]["arguments"] = "--lr 1"
     entries["pkg/train"] |= {"uses": None, "module": "pkg.train"}
     found: dict[str, list[Record]] = {}
@@ -66,7 +66,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
     return found
 
 
-@pytest.mark.parametrize("name", ["python", "leaves", "asked", "shares", "pkg/train"])
+@pytest.mark.parametrize("name", ["python", "leaves", "asked", "seeded", "pkg/train"])
 def test_they_are_measured(records: dict[str, list[Record]], name: str) -> None:
     for record in records[name]:
         assert record.failure is None
@@ -100,15 +100,7 @@ def test_they_fail_at_once_and_say_why(
     assert message in record.failure.message
 
 
-def test_files_that_trials_share_and_seeds_without_effect_are_named(
-    records: dict[str, list[Record]],
-) -> None:
-    first, second = records["shares"]
-    assert first.notes == ()
-    assert second.notes == (
-        "it changed files that were there before, as of another trial: shared.pt;"
-        " hand it {folder} for what it writes",
-    )
-    found = remarks(SweepResult(name="line", cells=[]), [first, second])
+def test_seeds_without_effect_are_named(records: dict[str, list[Record]]) -> None:
+    found = remarks(SweepResult(name="line", cells=[]), records["seeded"])
     texts = [remark.text for remark in found]
     assert any("all 2 seeds computed the same bits" in text for text in texts)

@@ -12,6 +12,7 @@ from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
 from harness.sweep.cell import Length, Trial
 from harness.training.build import TrialParts
+from harness.training.digests import digest_model
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Trainer
@@ -51,3 +52,8 @@ def make_trainer(
     mesh = replace(ranks, device=device)
     parts = TrialParts(assignment, workload, TrialFolder(folder), mesh, state)
     return Trainer(parts, state, hooks)
+
+
+def digest_of(trainer: Trainer) -> str:
+    """Return the digest of the model that a trainer has trained."""
+    return digest_model(trainer.parts.model, trainer.parts.workload)

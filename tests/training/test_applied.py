@@ -106,7 +106,7 @@ def test_resident_samples_come_in_the_loaders_order() -> None:
     fetched: dict[str, list[tuple[list[int], list[int]]]] = {"loader": [], "resident": []}
     for name, batches in fetched.items():
         axes = Axes(batch_size=4, input=name)  # type: ignore[arg-type]
-        for indices, _, batch in make_loader(samples, order, axes, seed=0, device=CPU):
+        for indices, batch in make_loader(samples, order, axes, seed=0, device=CPU):
             batches.append((indices.tolist(), batch[0].tolist()))
     assert fetched["resident"] == fetched["loader"]
     assert len(fetched["loader"]) == 3
@@ -123,7 +123,7 @@ def test_losses_of_cuda_graphs_are_copied(tmp_path: Path) -> None:
 
     train_step = trainer.parts.train_step
     train_step.observe = keep_loss
-    _, _, batch = next(iter(trainer.parts.loader))
+    _, batch = next(iter(trainer.parts.loader))
     for are_replayed in (False, True):
         train_step.copies_losses = are_replayed
         loss = train_step.run(batch)

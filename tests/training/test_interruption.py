@@ -425,8 +425,8 @@ def test_the_signal_is_blocked_in_threads_and_children() -> None:
     """Sent to all processes at once, as Slurm does, it ends none of them."""
     program = """
 import os, signal, subprocess, sys, threading
-from harness.training.progress import block_signal, stop_is_requested
-block_signal()
+from harness.training.progress import before_torch, stop_is_requested
+before_torch()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 assert not stop_is_requested()

@@ -19,7 +19,7 @@ from harness.sweep.cell import Length
 from harness.training import worker
 from harness.training.recorder import Recorder
 from harness.training.train import Trainer
-from tests.support.training import make_assignment, make_trainer
+from tests.support.training import digest_of, make_assignment, make_trainer
 from tests.training.test_resumed_state import Points as PlainPoints
 from workloads import Batch, Splits, TensorSamples, Workload
 from workloads.settings import Settings
@@ -84,7 +84,7 @@ def test_the_digest_of_a_model_covers_its_buffers(tmp_path: Path) -> None:
         workload = Points(Settings(), Settings())
         workload.momentum = momentum
         trainer = trained(tmp_path / str(momentum), workload, make_assignment(steps=4))
-        digests.append((trainer.digest(), trainer.state.series["loss"]))
+        digests.append((digest_of(trainer), trainer.state.series["loss"]))
     (first, losses), (second, other_losses) = digests
     assert losses == other_losses
     assert first != second
@@ -94,7 +94,7 @@ def test_evaluations_change_nothing_of_training(tmp_path: Path) -> None:
     often = trained(tmp_path / "often", Points(Settings(), Settings()), evaluated_every(2))
     seldom = trained(tmp_path / "seldom", Points(Settings(), Settings()), evaluated_every(12))
     assert often.state.series["loss"] == seldom.state.series["loss"]
-    assert often.digest() == seldom.digest()
+    assert digest_of(often) == digest_of(seldom)
 
 
 class Curriculum(Points):

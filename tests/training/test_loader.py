@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import tempfile
 import time
@@ -17,27 +18,27 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from harness.sweep.axes import Axes
-from harness.training.loader import NO_WORKER, make_loader
+from harness.training.loader import make_loader
 from harness.training.order import BatchOrder
 from tests.support.training import CPU
 from workloads.base import Batch, DatasetSamples, StreamSamples
 
 
 class RandomSamples:
-    """Samples whose batches have what the three generators drew while they were fetched."""
+    """Samples whose batches have what the three generators drew meanwhile, and who fetched them."""
 
     def __len__(self) -> int:
         return 32
 
     def batch(self, indices: Sequence[int]) -> Batch:
         drawn = [random.random(), float(np.random.random()), float(torch.rand(()))]
-        return (torch.tensor(drawn, dtype=torch.float64),)
+        return torch.tensor(drawn, dtype=torch.float64), torch.tensor(os.getpid())
 
 
 def fetch(
     workers: int, seed: int, *, epoch: int = 0, skip: int = 0
 ) -> list[tuple[list[int], int, list[float]]]:
-    """Return, for each batch, its indices, its worker, and what was drawn while it was fetched."""
+    """Return, for each batch, its indices, who fetched it, and what was drawn meanwhile."""
     order = BatchOrder(samples=32, batch_size=8, seed=seed, dp_rank=0, dp_size=1)
     order.next_step = epoch * order.steps + skip
     loader = make_loader(
@@ -47,7 +48,10 @@ def fetch(
         seed=seed,
         device=CPU,
     )
-    return [(indices.tolist(), worker, batch[0].tolist()) for indices, worker, batch in loader]
+    fetched = []
+    for indices, (drawn, process) in loader:
+        fetched.append((indices.tolist(), int(process), drawn.tolist()))
+    return fetched
 
 
 def test_workers_change_nothing_but_who_fetches() -> None:
@@ -56,8 +60,8 @@ def test_workers_change_nothing_but_who_fetches() -> None:
     without_workers, with_workers = fetch(0, seed=3), fetch(2, seed=3)
     for alone, by_worker in zip(without_workers, with_workers, strict=True):
         assert (alone[0], alone[2]) == (by_worker[0], by_worker[2])
-    assert [worker for _, worker, _ in without_workers] == [NO_WORKER] * 4
-    assert {worker for _, worker, _ in with_workers} == {0, 1}
+    assert {process for _, process, _ in without_workers} == {os.getpid()}
+    assert len({process for _, process, _ in with_workers} - {os.getpid()}) == 2
     assert generators() == before
     # Nor does what is drawn depend on how often workers were started before.
     assert [drawn for _, _, drawn in fetch(1, seed=3, skip=3)] == [with_workers[3][2]]
@@ -88,7 +92,7 @@ def test_what_a_dataset_draws_for_a_sample_depends_on_seed_epoch_and_sample(work
             samples = DatasetSamples(
                 NoisyDataset(), lambda rows: default_collate(list(rows)), range(32)
             )
-            for _, _, (rows,) in make_loader(samples, order, axes, seed=3, device=CPU):
+            for _, (rows,) in make_loader(samples, order, axes, seed=3, device=CPU):
                 drawn.update({row[0]: row[1:] for row in rows.tolist()})
         return drawn
 
@@ -109,7 +113,7 @@ class PaddedSamples(RandomSamples):
     """Random samples whose batches are as wide as their last sample's number is large."""
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        (drawn,) = super().batch(indices)
+        drawn, _ = super().batch(indices)
         shape = (len(indices), 1 + max(indices))
         return torch.tensor(indices), drawn.new_full(shape, float(drawn.sum()))
 
@@ -132,7 +136,7 @@ def fetch_micro_batches(dp_size: int, **axes: Any) -> list[list[Tensor]]:
         )
         tree = Axes(batch_size=8, reduction="tree", grad_accum_steps=micro_steps, **axes)
         loader = make_loader(PaddedSamples(), order, tree, seed=3, device=CPU)
-        for step, (_, _, batch) in enumerate(loader):
+        for step, (_, batch) in enumerate(loader):
             for number in range(micro_steps):
                 micro_batch = batch[2 * number : 2 * number + 2]
                 epoch[4 * step + number * dp_size + dp_rank] = list(micro_batch)

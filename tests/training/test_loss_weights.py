@@ -32,7 +32,7 @@ def first_gradients(trainer: Trainer) -> Tensor:
     """Return the gradients of the first batch, flattened."""
     parts = trainer.parts
     parts.order.next_step = 0
-    _, _, batch = next(iter(parts.loader))
+    _, batch = next(iter(parts.loader))
     parts.train_step.compute_gradients(batch)
     gradients = []
     for parameter in parts.model.parameters():

@@ -14,7 +14,7 @@ from harness.training.model import check_training_mode
 from harness.training.train import Trainer
 from tests.support.frozen import EvaluatingFit, FrozenFit, FrozenOptions
 from tests.support.line import Options
-from tests.support.training import NoEvaluation, make_assignment, make_trainer
+from tests.support.training import NoEvaluation, digest_of, make_assignment, make_trainer
 from workloads.settings import Settings
 
 STEPS = 24
@@ -43,7 +43,7 @@ def test_evaluations_change_neither_modes_nor_what_is_trained(tmp_path: Path) ->
         assert modes_of(trainer.parts.model) == built_with
         assert not built_with["encoder.1"]
         assert built_with["head.0"]
-        trained.append((trainer.state.series["loss"], trainer.digest()))
+        trained.append((trainer.state.series["loss"], digest_of(trainer)))
     assert trained[0] == trained[1] == trained[2]
 
 

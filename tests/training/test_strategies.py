@@ -14,7 +14,7 @@ from harness.sweep.axes import STRATEGIES
 from harness.training.execution import Compiler
 from harness.training.strategies import Strategy
 from tests.support.line import LineFit, Options
-from tests.support.training import make_assignment, make_trainer
+from tests.support.training import digest_of, make_assignment, make_trainer
 from workloads.base import Workload
 from workloads.settings import Settings
 
@@ -52,5 +52,5 @@ def test_a_new_strategy_needs_only_its_class_and_an_entry(
         assignment = make_assignment(steps=4, strategy=name)
         trainer = make_trainer(assignment, LineFit(Options(), Settings()), tmp_path / name)
         trainer.run()
-        digests.add(trainer.digest())
+        digests.add(digest_of(trainer))
     assert len(digests) == 1

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from harness.core.errors import NotApplied
 from harness.sweep.axes import Axes
-from harness.training import build
 from harness.training.execution import Scaler, computed_in
-from harness.training.loader import make_loader
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, NoEvaluation, make_assignment, make_trainer
@@ -135,17 +133,6 @@ def test_a_precision_is_seen_inside_a_compiled_graph_that_gives_fp32(exact: bool
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
         loss = torch.compile(ReturnsFp32(), backend="aot_eager")(torch.ones(1, 4)).sum()
     assert computed_in(torch.bfloat16, loss) is not exact
-
-
-def test_workers_that_were_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ignore_axes(samples: Any, order: Any, axes: Axes, **keywords: Any) -> Any:
-        return make_loader(samples, order, Axes(batch_size=32), **keywords)
-
-    monkeypatch.setattr(build, "make_loader", ignore_axes)
-    with pytest.raises(
-        NotApplied, match="num_workers=2 had no effect: no worker has delivered a batch"
-    ):
-        train(tmp_path, num_workers=2)
 
 
 @pytest.mark.usefixtures("process_group_of_one")
