@@ -37,7 +37,7 @@ from harness.reproduce.trajectory import distances
 from harness.sweep.axes import RECIPE_AXES
 from harness.sweep.cell import Cell, Trial, axis_names, changes_recipe
 from harness.sweep.cluster import Profile
-from harness.sweep.selected import is_named
+from harness.sweep.selected import find_cells
 from harness.sweep.sweep import Sweep
 
 # All steps, with one mark a moment.
@@ -72,14 +72,12 @@ def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
     differ by design from the reference of their workload. Raises BadInput where no cell has the
     settings, and where no reference has another cell.
     """
-    if reference and not any(is_named(cell, reference) for cell in sweep.cells):
-        raise BadInput(
-            f"--reference: found no cell of {sweep.name} with {reference}; allowed: settings of one,"
-            " such as strategy=single,precision=fp32"
-        )
+    references = set(sweep.cells)
+    if reference:
+        references = set(find_cells(sweep, reference, "--reference"))
     planned, left = [], []
     for cells in _groups_by_recipe(sweep):
-        matching = [cell for cell in cells if not reference or is_named(cell, reference)]
+        matching = [cell for cell in cells if cell in references]
         remaining = [cell for cell in cells if cell not in matching[:1]]
         if matching and remaining:
             planned.append(ParityGroup(reference=matching[0], cells=remaining))
@@ -144,7 +142,7 @@ def sweep_parity(
         if any(cell.failure for cell in measured.cells):
             scratch.keep()
     parity = with_seeds(measured, recorded)
-    if sweep.whole() is sweep:
+    if sweep.selected_seeds is None:
         write_parity(results.sweep_folder(sweep.name), parity)
     return parity
 

@@ -15,7 +15,8 @@ from typing import Any
 from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
-from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial, section_of
+from harness.sweep.axes import section_of
+from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial
 from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.document import Document
 from harness.sweep.sweep import Sweep, call_apart

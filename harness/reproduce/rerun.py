@@ -77,9 +77,6 @@ def originals(
         trials = [record.trial for record in complete]
         ids = {trial.id for trial in select_trials(trials, only)}
         chosen = [record for record in complete if record.trial.id in ids]
-    if not chosen:
-        names = ", ".join(sorted({record.trial.id for record in complete})[:10])
-        raise BadInput(f"--only leaves no trial; allowed: those of {names}")
     sweep_folder = None if folder is None else SweepFolder(folder)
     return [Original(record=record, sweep_folder=sweep_folder) for record in chosen]
 

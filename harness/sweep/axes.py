@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import chain
-from operator import attrgetter
 from typing import Annotated, Any, Literal, get_type_hints
 
 from harness.core.errors import did_you_mean
@@ -148,24 +147,29 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return dict(zip(AXES, READ_ALL(self), strict=True))
+        return {axis: getattr(self, field) for axis, field in FIELDS.items()}
 
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The values that differ from their defaults, by the name of the axis."""
-        changed: dict[str, Any] = {}
-        for name, value, default in zip(AXES, READ_ALL(self), STANDARD, strict=True):
-            if value != default:
-                changed[name] = value
+        changed = {}
+        for axis, value in self.values.items():
+            if value != DEFAULTS.get(axis):  # a batch size always differs, as no value is None
+                changed[axis] = value
         return changed
 
     def torch_parameters(self, group: str) -> dict[str, Any]:
         """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
-        parameters: dict[str, Any] = {}
-        for axis, value in self.changed.items():
-            if axis.startswith(f"{group}."):
-                parameters[axis.removeprefix(f"{group}.")] = value
-        return parameters
+        return section_of(self.changed, group)
+
+
+def section_of(values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """Return the values of the axes of a section, such as `options`, by their names in it."""
+    named = {}
+    for axis, value in values.items():
+        if axis.startswith(f"{section}."):
+            named[axis.removeprefix(f"{section}.")] = value
+    return named
 
 
 def _axis_of(field: str) -> str:
@@ -180,14 +184,10 @@ FIELDS = {_axis_of(field.name): field.name for field in fields(Axes)}
 _types = get_type_hints(Axes, include_extras=True)
 AXIS_TYPES: dict[str, Any] = {axis: _types[field] for axis, field in FIELDS.items()}
 AXES = tuple(FIELDS)
-READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
 del DEFAULTS["batch_size"]
-STANDARD = [DEFAULTS.get(axis) for axis in AXES]  # a batch size always differs from it
-
-
 GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
 Need = tuple[tuple[str, ...], str, Callable[[Axes], bool]]
 # Axes, or the beginnings of their names, that do nothing unless something holds of other axes: they have

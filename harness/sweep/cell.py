@@ -27,7 +27,7 @@ from msgspec import Meta
 from harness.core.errors import BadInput
 from harness.core.text import counted, parse_duration
 from harness.core.validation import Line
-from harness.sweep.axes import AXES, PREFIX, RECIPE_AXES, Axes, Variables
+from harness.sweep.axes import AXES, PREFIX, RECIPE_AXES, Axes, Variables, section_of
 from workloads.settings import Between, Count, Seed, Target
 
 Values = Mapping[str, Any]  # by axes, which may be settings
@@ -439,15 +439,6 @@ def short_name(uses: str) -> str:
     """
     name = Path(uses.rpartition(":")[2]).stem.lower()  # of a class, or of the file of a script
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "workload"
-
-
-def section_of(settings: Values, section: str) -> dict[str, Any]:
-    """Return the settings of a section, `options` or `data`, by their names in it."""
-    named: dict[str, Any] = {}
-    for axis, value in settings.items():
-        if axis.startswith(f"{section}."):
-            named[axis.removeprefix(f"{section}.")] = value
-    return named
 
 
 def same_value(a: Any, b: Any) -> bool:

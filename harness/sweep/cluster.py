@@ -151,7 +151,7 @@ def profile_paths() -> dict[str, Path]:
 
     A profile in ./clusters replaces the project's own of the same name.
     """
-    paths: dict[str, Path] = {}
+    paths = {}
     for folder in (PROJECT_PROFILES, Path("clusters")):
         for path in sorted(folder.glob("*.yaml")):
             paths[path.stem] = path

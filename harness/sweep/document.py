@@ -98,15 +98,14 @@ def parse_value(text: str, source: str) -> Any:
     try:
         value = YAML(typ="safe", pure=True).load(text)
         return json.loads(json.dumps(value, default=str, allow_nan=False))
-    # OverflowError and IndexError come from such numbers as `!!int ""`.
-    except (YAMLError, ValueError, TypeError, OverflowError, IndexError) as error:
+    # OverflowError and IndexError come from such numbers as `!!int ""`, RecursionError from a
+    # thousand lists in one another.
+    except (YAMLError, ValueError, TypeError, OverflowError, IndexError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         if mark is not None and "\n" in text:
             source = f"{source}:{mark.line + 1}"
         problem = one_line(getattr(error, "problem", None) or error)
         raise BadInput(f"{source}: no valid YAML: {problem.partition(' with value')[0]}") from None
-    except RecursionError:
-        raise BadInput(f"{source}: found too many lists or mappings in one another") from None
 
 
 def _note_lines(document: Document, node: Any, key: Key) -> None:

@@ -53,7 +53,7 @@ def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[st
     that is about to end.
     """
     planned = {path.resolve() for path in find_source(reference.uses, base_folder).files.values()}
-    digests: dict[str, str] = {}
+    digests = {}
     for name, path in user_files().items():
         if path.resolve() not in planned:
             digests[name] = _digest(path) if path.exists() else MISSING
@@ -152,7 +152,7 @@ def named_files(
 
     Files of other kinds may be data, or what it writes.
     """
-    files: dict[str, Files] = {}
+    files = {}
     for argument in arguments:
         word = PLACEHOLDER.sub(lambda match: str(options.get(match[1], "")), argument)
         path = base / word.rpartition("=")[2]

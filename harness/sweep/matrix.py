@@ -35,7 +35,6 @@ class ExcludedPoint:
     axes: Values  # of all axes, and of the settings
     rule: str  # `exclude[0]`, or CONFLICT
     reason: str
-    included_by: int | None = None  # the number of the rule of `include`
 
 
 class Matrix:
@@ -99,11 +98,6 @@ class Matrix:
         elif rows:
             self.columns.append(rows)
 
-    @property
-    def varying(self) -> set[str]:
-        """The axes with several values."""
-        return {axis for rows in self.columns for axis in rows[0]}
-
     def points(self, workload: SweepWorkload) -> Iterator[tuple[dict[str, Any], int | None]]:
         """Yield every combination for a workload, with the number of the rule that includes it, if any.
 
@@ -125,10 +119,10 @@ class Matrix:
             if is_setting(axis) and axis not in workload.setting_types:
                 del fixed[axis]
         for number, rule in enumerate(self.include):
-            axes = [axis for axis in rule if axis != "workload"]
-            if workload.label in rule["workload"]:
-                for row in product(*(rule[axis] for axis in axes)):
-                    yield {**fixed, **own, **dict(zip(axes, row, strict=True))}, number
+            for row in product(*rule.values()):
+                values = dict(zip(rule, row, strict=True))
+                if values.pop("workload") == workload.label:
+                    yield {**fixed, **own, **values}, number
 
     def exclusion_of(self, levels: Values) -> str | None:
         """Return the first exclude rule that matches a point, as `exclude[0]`.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from harness.core.errors import BadInput, HarnessError, did_you_mean
 from harness.core.processes import die_with_parent
-from harness.sweep.axes import AXES, AXIS_TYPES, PREFIX, Axes, Variables
+from harness.sweep.axes import AXES, FIELDS, Axes, section_of
 from harness.sweep.cell import Cell, Trial, Values, is_setting
 from harness.sweep.document import Document, read_document
 from harness.sweep.files import Digests, keep_digests, read_digests
@@ -48,8 +48,8 @@ class Sweep(SweepKeys):
     unused_rules: Sequence[str]  # exclude rules that matched nothing
     workload_seeds: Mapping[str, Sequence[Seed]] = field(default_factory=dict)  # by label
     options: Sequence[str] = ()  # --set and --data with their texts, which changed the content
-    # Of a part that `--only` has selected: the seeds by cell id, and all cells of the whole sweep.
-    selected_seeds: Mapping[str, Sequence[Seed]] | None = None
+    # Of a part that `--only` has selected: the ids and seeds of its cells, and all cells of the sweep.
+    selected_seeds: frozenset[tuple[str, Seed]] | None = None
     all_cells: Sequence[Cell] = ()
 
     @property
@@ -79,9 +79,10 @@ class Sweep(SweepKeys):
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
-        if self.selected_seeds is not None:
-            return self.selected_seeds[cell.id]
-        return self.workload_seeds.get(cell.workload.label, self.seeds)
+        seeds = self.workload_seeds.get(cell.workload.label, self.seeds)
+        if self.selected_seeds is None:
+            return seeds
+        return [seed for seed in seeds if (cell.id, seed) in self.selected_seeds]
 
     def count_trials(self, cell: Cell) -> int:
         """Return how many trials a cell has, over its seeds and repeats."""
@@ -92,10 +93,9 @@ class Sweep(SweepKeys):
         return list(chain.from_iterable(self.blocks()))
 
     def whole(self) -> Sweep:
-        """Return the sweep with all of its cells and seeds: itself, unless it is a part."""
-        if self.selected_seeds is None:
-            return self
-        return replace(self, cells=self.all_cells, selected_seeds=None, all_cells=())
+        """Return the sweep with all of its cells and seeds."""
+        cells = self.all_cells or self.cells
+        return replace(self, cells=cells, selected_seeds=None, all_cells=())
 
     def trials_left_out(self) -> list[Trial]:
         """Return the trials of the whole sweep that are not among `trials`."""
@@ -140,11 +140,10 @@ def load_sweep(
     """
     document = read_document(path)
     file = read_sweep_file(document, sets, data)
-    options: list[str] = []
-    for text in sets:
-        options += ["--set", text]
-    for text in data:
-        options += ["--data", text]
+    options = []
+    for flag, texts in (("--set", sets), ("--data", data)):
+        for text in texts:
+            options += [flag, text]
     used = {entry.uses or label for label, entry in file.workloads.items()}
     if used <= BUILT_IN.keys():
         return _plan(document, file, options, digests)
@@ -183,14 +182,11 @@ def _plan(
     matrix = Matrix(document, file, workloads)
     # By id, as `include` may add what the matrix already has.
     cells: dict[str, Cell] = {}
-    excluded: list[ExcludedPoint] = []
+    excluded = []
     known = read_digests(digests)
     for workload in workloads:
-        for point in _judged_points(workload, file, matrix, known):
+        for point in _judged_points(workload, file, matrix, known, options):
             if isinstance(point, ExcludedPoint):
-                # What is included is intended, unless `--set` has changed the sweep around it.
-                if point.included_by is not None and "--set" not in options:
-                    raise document.error(("include", point.included_by), point.reason)
                 excluded.append(point)
                 continue
             first = cells.setdefault(point.id, point)
@@ -209,7 +205,7 @@ def _plan(
     _check_axes_are_named(document, matrix, cells.values())
     _check_axes_are_used(document, matrix, workloads)
     used_rules = {point.rule for point in excluded}
-    workload_seeds: dict[str, Sequence[Seed]] = {}
+    workload_seeds = {}
     for label, entry in file.workloads.items():
         if entry.seeds is not None:
             workload_seeds[label] = entry.seeds
@@ -226,10 +222,11 @@ def _plan(
 
 def _check_axes_are_named(document: Document, matrix: Matrix, cells: Iterable[Cell]) -> None:
     """Raise BadInput for an axis that varies and that no workload gets, as each is a script."""
-    for axis in matrix.varying.intersection(AXES):
-        if not any(cell.workload.receives(axis) for cell in cells):
-            problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-            raise document.error(matrix.axes[axis], problem)
+    for rows in matrix.columns:
+        for axis in rows[0]:
+            if axis in AXES and not any(cell.workload.receives(axis) for cell in cells):
+                problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
+                raise document.error(matrix.axes[axis], problem)
 
 
 def _check_axes_are_used(
@@ -247,17 +244,22 @@ def _check_axes_are_used(
 
 
 def _judged_points(
-    workload: SweepWorkload, file: SweepFile, matrix: Matrix, digests: Digests
+    workload: SweepWorkload,
+    file: SweepFile,
+    matrix: Matrix,
+    digests: Digests,
+    options: Sequence[str],
 ) -> Iterator[Cell | ExcludedPoint]:
     """Yield a cell for each point of a workload that can be trained, and why each other is left out.
 
-    Raises BadInput for settings that are wrong.
+    Raises BadInput for settings that are wrong, and for a point of `include` that can't be trained.
     """
     entry = workload.entry
     length = entry.length or file.length
     planned: dict[str, PlannedWorkload] = {}  # by the settings, as text
     for point, included_by in matrix.points(workload):
-        axes, environment, settings = _split(point)
+        axes = Axes.of({axis: point[axis] for axis in point.keys() & FIELDS.keys()})
+        settings = {axis: value for axis, value in point.items() if is_setting(axis)}
         lacking = (settings.keys() & matrix.axes.keys()) - workload.setting_types.keys()
         key = str(settings)
         if key not in planned and not lacking:
@@ -279,7 +281,7 @@ def _judged_points(
             yield Cell(
                 workload=plan[0],
                 axes=axes,
-                environment=environment,
+                environment=section_of(point, "env"),
                 length=length,
                 evaluate=entry.evaluate or file.evaluate,
                 warmup=file.warmup_of(length),
@@ -287,25 +289,12 @@ def _judged_points(
                 stack=file.stacks.get(axes.stack or ""),
             )
             continue
+        # What is included is intended, unless `--set` has changed the sweep around it.
+        if included_by is not None and "--set" not in options:
+            raise matrix.document.error(("include", included_by), str(reason))
         yield ExcludedPoint(
             workload=workload.label,
             axes={**axes.values, **point},
             rule=rule,
             reason=str(reason),
-            included_by=included_by,
         )
-
-
-def _split(point: Values) -> tuple[Axes, Variables, Values]:
-    """Return the harness's axes, the variables and the workload's settings of a point."""
-    axes: dict[str, Any] = {}
-    environment: dict[str, str | None] = {}
-    settings: dict[str, Any] = {}
-    for axis, value in point.items():
-        if axis in AXIS_TYPES:
-            axes[axis] = value
-        elif is_setting(axis):
-            settings[axis] = value
-        else:
-            environment[axis.removeprefix(PREFIX)] = value
-    return Axes.of(axes), environment, settings

@@ -13,16 +13,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
 from harness.core.errors import BadInput
-from harness.core.validation import Key, decode_value, members_by_source, prepare
+from harness.core.validation import Key, decode_value, members_by_source, members_of, prepare
 from harness.sweep import script
-from harness.sweep.axes import Axes, find_conflict
+from harness.sweep.axes import Axes, find_conflict, section_of
 from harness.sweep.cell import (
     SOURCE,
     Launch,
@@ -31,7 +31,6 @@ from harness.sweep.cell import (
     Values,
     WorkloadRef,
     same_value,
-    section_of,
 )
 from harness.sweep.document import Document
 from harness.sweep.files import Digests, describe_code, digest_files, files_by_setting, named_files
@@ -77,7 +76,7 @@ class WorkloadEntry:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the options and data by their axes."""
-        settings: dict[str, Any] = {}
+        settings = {}
         for section, values in (("options", self.options), ("data", self.data)):
             for name, value in values.items():
                 settings[f"{section}.{name}"] = value
@@ -128,20 +127,21 @@ class SweepWorkload:
         """
         self._refuse_secrets(values)
         entry = self.entry
-        sections: list[Settings] = []
-        settings: dict[str, Any] = {}
-        changed: dict[str, Any] = {}
+        sections = []
+        settings = {}
+        changed = {}
         unset = sorted({"batch_size"}.difference(axes, entry.axes))
         for section in SECTIONS:
             parsed = self._read_settings(section, section_of(values, section))
             sections.append(parsed)
             identity = parsed.identity()
-            for name, default in _defaults(parsed).items():
-                axis, value = f"{section}.{name}", getattr(parsed, name)
+            for declared in fields(parsed):
+                name, value = declared.name, getattr(parsed, declared.name)
+                axis = f"{section}.{name}"
                 settings[axis] = value
                 # Each source of data has its own name as the default; it counts all the same, or equal
                 # settings of two sources would share an id.
-                is_default = name != SOURCE and same_value(value, default)
+                is_default = name != SOURCE and same_value(value, _default(declared))
                 if is_default and axis not in values:
                     unset.append(axis)
                 if not is_default and name in identity:
@@ -151,8 +151,8 @@ class SweepWorkload:
             # What arguments name besides is an axis or a fact.
             settings = {axis: value for axis, value in settings.items() if value is not None}
             files = named_files(self.arguments, section_of(settings, "options"), self.base)
-        states: dict[str, str] = {}
-        contents: dict[str, str] = {}
+        states = {}
+        contents = {}
         for axis, of_setting in files.items():
             try:
                 states[axis], contents[axis] = digest_files(of_setting, digests)
@@ -203,14 +203,12 @@ class SweepWorkload:
                 raise
             # Ready sweeps leave the path of their data to the user.
             raise BadInput(f"{error}; give it here or as --data {self.label}=PATH") from None
-        changes: dict[str, Any] = {}
+        changes = {}
         for name in values:
             # Users type paths relative to the working directory, while a path in a file is relative
             # to the file.
             if document.source_of((*key, name)).startswith("--set"):
-                changes[name] = map_paths(
-                    getattr(settings, name), lambda path: path.absolute() if path.exists() else path
-                )
+                changes[name] = map_paths(getattr(settings, name), Path.absolute)
         has_rule = self.entry.stop or document.content.get("stop")
         if has_rule and section == "data" and getattr(settings, "validation", None) == 0:
             problem = "found 0; allowed: more, such as 0.15: stop looks at a validation set"
@@ -273,14 +271,11 @@ def _find_declaration(
         workload_class = load_class(uses, base)
         name = workload_class.__name__
         decode_value(Count, workload_class.batch_size, at=(name, "batch_size"))
-        for declared in (workload_class.Options, workload_class.Data):
-            for kind in get_args(declared) or [declared]:
-                if not (isinstance(kind, type) and issubclass(kind, Settings)):
-                    allowed = (
-                        "for Options and Data a dataclass that derives from workloads.Settings"
-                    )
-                    raise ValueError(f"{name}: found {kind!r}; allowed: {allowed}")
-                prepare(kind)
+        for kind in members_of(workload_class.Options) + members_of(workload_class.Data):
+            if not (isinstance(kind, type) and issubclass(kind, Settings)):
+                allowed = "a dataclass that derives from workloads.Settings"
+                raise ValueError(f"{name}: found {kind!r}; allowed: {allowed}")
+            prepare(kind)
     except ValueError as error:
         raise document.error(key, str(error)) from None
     except SyntaxError as error:
@@ -290,14 +285,11 @@ def _find_declaration(
     return Declaration(path, workload_class.Options, workload_class.Data, workload_class.batch_size)
 
 
-def _defaults(settings: Settings) -> dict[str, Any]:
-    """Return the default of each field of a dataclass by name, MISSING for a field without one."""
-    defaults: dict[str, Any] = {}
-    for setting in fields(settings):
-        defaults[setting.name] = setting.default
-        if setting.default_factory is not MISSING:
-            defaults[setting.name] = setting.default_factory()
-    return defaults
+def _default(declared: Field[Any]) -> Any:
+    """Return the default of a field of a dataclass, MISSING if it has none."""
+    if declared.default_factory is MISSING:
+        return declared.default
+    return declared.default_factory()
 
 
 def _unreadable(error: OSError) -> str:

@@ -20,8 +20,7 @@ from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
 from harness.records.assignment import Assignment, read_assignment
 from harness.records.environment import Environment, describe_environment
-from harness.sweep.axes import PREFIX, Variables
-from harness.sweep.cell import section_of
+from harness.sweep.axes import PREFIX, Variables, section_of
 from harness.sweep.files import (
     check_code,
     check_files,

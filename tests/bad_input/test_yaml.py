@@ -12,7 +12,7 @@ YAML = [
     param(
         "deep",
         GOOD + f"matrix: {'[' * 5000}{']' * 5000}\n",
-        "sweep.yaml: found too many lists or mappings in one another",
+        "sweep.yaml: no valid YAML: maximum recursion depth exceeded",
     ),
     param(
         "empty",

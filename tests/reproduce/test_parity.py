@@ -186,7 +186,7 @@ def test_cells_of_another_recipe_have_a_reference_of_their_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("matrix", "reference", "message"),
     [
-        ({"num_threads": [1, 2]}, "num_threads=3", "--reference: found no cell of demo with num"),
+        ({"num_threads": [1, 2]}, "num_threads=3", "--reference 'num_threads=3': found '3'"),
         ({"batch_size": [32, 64]}, "", "found no two cells that are meant to train the same"),
     ],
 )
