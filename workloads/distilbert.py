@@ -23,6 +23,7 @@ from workloads.distilbert_settings import (
     WEIGHTS,
     DistilBertOptions,
 )
+from workloads.labeled import Row, labels_of
 from workloads.schedules import decayed_matrices, one_cycle
 from workloads.settings import Target
 from workloads.texts import TextData
@@ -93,26 +94,19 @@ class DistilBert(Classifier):
         self.target = Target(options.target)
 
     @cached_property
-    def texts(self) -> Mapping[str, tuple[list[str], list[str]]]:
-        """The texts of each split by its name, and their labels; raises ValueError for bad files."""
-        rows, tested = self.data.samples()
-        splits: dict[str, tuple[list[str], list[str]]] = {}
-        labels = [label for _, label in rows]
-        for name, indices in self.data.split(labels, tested).items():
-            texts = [rows[index][0] for index in indices]
-            splits[name] = texts, [labels[index] for index in indices]
-        return splits
+    def texts(self) -> Mapping[str, list[Row]]:
+        """The texts of each split by its name, with their labels; raises ValueError for bad files."""
+        return self.data.split()
 
     @cached_property
     def classes(self) -> list[str]:
         """The labels of training in alphabetical order, which numbers them."""
-        _, labels = self.texts["train"]
-        return sorted(set(labels))
+        return sorted(labels_of(self.texts["train"]))
 
     @cached_property
     def samples(self) -> Mapping[str, TokenSamples]:
         """The token ids of each split by its name."""
-        return {name: self._tokenize(*split) for name, split in self.texts.items()}
+        return {name: self._tokenize(rows) for name, rows in self.texts.items()}
 
     @cached_property
     def tokenizer(self) -> Tokenizer | BertWordPieceTokenizer:
@@ -120,7 +114,7 @@ class DistilBert(Classifier):
         if self.options.pretrained:
             path = self.options.pretrained / TOKENIZER
             return Tokenizer.from_file(str(path))
-        texts, _ = self.texts["train"]
+        texts = [text for text, _ in self.texts["train"]]
         return trained(texts, self.options.architecture["vocab_size"])
 
     @cached_property
@@ -227,12 +221,12 @@ class DistilBert(Classifier):
         operations: float = 3 * (self.config.n_layers * layer + head)
         return operations
 
-    def _tokenize(self, texts: Sequence[str], labels: Sequence[str]) -> TokenSamples:
-        """Return `texts` as token ids, cut to `sequence` tokens and padded to a common width."""
+    def _tokenize(self, rows: Sequence[Row]) -> TokenSamples:
+        """Return texts as token ids, cut to `sequence` tokens and padded to a common width."""
+        texts, labels = zip(*rows, strict=True)
         ids = encode(self.tokenizer, texts, self.options.sequence)
-        rows = [torch.tensor(row) for row in ids]
-        tokens = pad_sequence(rows, True, PAD)
-        lengths = torch.tensor([len(row) for row in ids])
+        tokens = pad_sequence([torch.tensor(of_text) for of_text in ids], True, PAD)
+        lengths = torch.tensor(list(map(len, ids)))
         if self.options.padding == "fixed":
             missing_columns = self.options.sequence - tokens.shape[1]
             tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)

@@ -50,14 +50,15 @@ def load_images(data: ImageData) -> dict[str, TensorSamples]:
     Raises ValueError if the files are not what `data.check()` accepts.
     """
     pixels = _load_digits() if isinstance(data, Digits) else _load_idx(data)
-    labels, tested = data.labels()
-    numbers = torch.tensor([int(label) for label in labels])
-    splits = data.split(labels, tested)
-    table = _normalization_table(pixels[splits["train"]])
+    splits = data.split()
+    trained, _ = zip(*splits["train"], strict=True)
+    table = _normalization_table(pixels[list(trained)])
     samples: dict[str, TensorSamples] = {}
-    for name, indices in splits.items():
-        images = torch.from_numpy(table[pixels[indices]])
-        samples[name] = TensorSamples((images, numbers[indices]))
+    for name, rows in splits.items():
+        numbers, labels = zip(*rows, strict=True)
+        images = torch.from_numpy(table[pixels[list(numbers)]])
+        digits = torch.tensor([int(label) for label in labels])
+        samples[name] = TensorSamples((images, digits))
     return samples
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from workloads.labeled import Labeled
+from workloads.labeled import Labeled, Row
 from workloads.settings import Between, read_bytes
 
 MNIST = (
@@ -29,10 +28,11 @@ class Digits(Labeled):
 
     classes: ClassVar[int] = 10
 
-    def labels(self) -> tuple[Sequence[str], int]:
-        """Return the digit of each image, none of them of a test set."""
+    def samples(self) -> tuple[list[Row], list[Row]]:
+        """Return the number and the digit of each image, none of them of a test set."""
         lines = read_bytes(DIGITS).decode().split()
-        return [line.rpartition(",")[2] for line in lines], 0
+        digits = [line.rpartition(",")[2] for line in lines]
+        return list(enumerate(digits)), []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Idx(Labeled):
     source: Literal["idx"] = "idx"
     path: Path
     classes: Annotated[int, Between(2, 256)] = 10  # labels are 0 to classes - 1
-    has_test_set = True
 
-    def labels(self) -> tuple[Sequence[str], int]:
-        """Return the label of each image, those of `t10k` at the end."""
+    def samples(self) -> tuple[list[Row], list[Row]]:
+        """Return the number and the label of each image; those of `t10k` are numbered on."""
         _, train_path, _, test_path = self.files()
         _, train = read_idx(train_path, 1)
         _, test = read_idx(test_path, 1)
-        return [*map(str, train), *map(str, test)], len(test)
+        rows = list(enumerate(map(str, [*train, *test])))
+        return rows[: len(train)], rows[len(train) :]
 
     def files(self) -> list[Path]:
         """Return the images and the labels to train on, then those to test on; gzipped or not."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from workloads.labeled import Labeled
-from workloads.settings import Between, Seed, read_bytes
-from workloads.tickets import Row, ticket_labels, tickets
+from workloads.labeled import Labeled, Row
+from workloads.settings import Between, read_bytes
+from workloads.tickets import tickets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,31 +22,17 @@ class Csv(Labeled):
     text: str = "text"  # the column with the text
     label: str = "label"  # the column with the label
 
-    @property
-    def has_test_set(self) -> bool:
-        """Return whether there is a file to test on."""
-        return self.path.is_dir()
-
     def files(self) -> list[Path]:
         """Return the training file, and the test file if there is one."""
         if self.path.is_dir():
             return [self.path / "train.csv", self.path / "test.csv"]
         return [self.path]
 
-    def samples(self) -> tuple[list[Row], int]:
-        """Return the rows of all files, and how many at their end are a test set."""
-        rows: list[Row] = []
-        tested = 0
-        for number, path in enumerate(self.files()):
-            of_file = read_rows(path, self.text, self.label)
-            rows += of_file
-            tested = number * len(of_file)
-        return rows, tested
-
-    def labels(self) -> tuple[Sequence[str], int]:
-        """Return the label of each row, and how many rows are a test set."""
-        rows, tested = self.samples()
-        return [label for _, label in rows], tested
+    def samples(self) -> tuple[list[Row], list[Row]]:
+        """Return the rows of each file."""
+        rows = [read_rows(path, self.text, self.label) for path in self.files()]
+        rows.append([])  # a single file has no test set
+        return rows[0], rows[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +41,10 @@ class Tickets(Labeled):
 
     source: Literal["tickets"] = "tickets"
     rows: Annotated[int, Between(60)] = 4000
-    seed: Seed = 0
 
-    @property
-    def draw_seed(self) -> int:
-        """Return the seed of the draws, which are others for other tickets."""
-        return self.seed + self.split_seed
-
-    def samples(self) -> tuple[list[Row], int]:
+    def samples(self) -> tuple[list[Row], list[Row]]:
         """Return the tickets, none of them of a test set."""
-        return tickets(self.rows, self.seed), 0
-
-    def labels(self) -> tuple[Sequence[str], int]:
-        """Return the label of each ticket."""
-        return ticket_labels(self.rows, self.seed), 0
+        return tickets(self.rows, seed=0), []
 
 
 TextData = Csv | Tickets

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 
-Row = tuple[str, str]  # a text and its label
-
 
 def _lines(text: str) -> tuple[str, ...]:
     """Return the lines of a text that is written one to a line."""
@@ -113,33 +111,23 @@ TYPO_SHARE = 0.03  # of words of at least MIN_TYPO_LENGTH letters: two letters a
 MIN_TYPO_LENGTH = 4
 
 
-def tickets(rows: int, seed: int) -> list[Row]:
+def tickets(rows: int, seed: int) -> list[tuple[str, str]]:
     """Return `rows` tickets as (text, label), the three classes in equal parts and shuffled.
 
     The tickets follow from the arguments alone. Every draw below is part of that: adding, removing
     or reordering one changes all tickets after it.
     """
     rng = random.Random(seed)
-    generated: list[Row] = []
-    for label in _draw_labels(rng, rows):
+    classes = sorted(REQUESTS)
+    labels = [classes[i % len(classes)] for i in range(rows)]
+    rng.shuffle(labels)
+    generated: list[tuple[str, str]] = []
+    for label in labels:
         topic = label
         if rng.random() < MISLABELED_SHARE:
             topic = _other_class(rng, label)
         generated.append((_ticket_text(rng, topic), label))
     return generated
-
-
-def ticket_labels(rows: int, seed: int) -> list[str]:
-    """Return the labels of the tickets alone."""
-    return _draw_labels(random.Random(seed), rows)
-
-
-def _draw_labels(rng: random.Random, rows: int) -> list[str]:
-    """Return as many labels as there are rows, shuffled by the first draws."""
-    classes = sorted(REQUESTS)
-    labels = [classes[i % len(classes)] for i in range(rows)]
-    rng.shuffle(labels)
-    return labels
 
 
 def _other_class(rng: random.Random, topic: str) -> str:

@@ -14,43 +14,36 @@ from tests.support.images import idx
 from tests.support.tree import TOP
 from workloads.gpt_settings import TextFile
 from workloads.image_classifier import load_images
-from workloads.images import Digits, Idx, ImageData
-from workloads.labeled import stratified
-from workloads.texts import Csv, TextData, Tickets, read_rows
-from workloads.tickets import ticket_labels, tickets
-
-
-def texts(data: TextData) -> dict[str, list[tuple[str, str]]]:
-    """Return the rows of each split."""
-    rows, _ = data.samples()
-    splits = data.split(*data.labels())
-    return {name: [rows[index] for index in indices] for name, indices in splits.items()}
+from workloads.images import Digits, Idx
+from workloads.labeled import Labeled, stratified
+from workloads.texts import Csv, Tickets, read_rows
+from workloads.tickets import tickets
 
 
 def test_every_class_is_held_out_in_proportion() -> None:
     choices = random.Random(0).choices(["a", "b", "c"], weights=[100, 20, 1], k=2000)
     labels = [*choices, "rare", "rare"]
-    training, held_out = stratified(labels, range(2002), 0, lambda count: count // 5 + 1)
-    assert sorted(training + held_out) == list(range(2002))
+    rows = list(enumerate(labels))
+    training, held_out = stratified(rows, 0, 0.2)
+    assert sorted(training + held_out) == rows
     assert (training, held_out) == (sorted(training), sorted(held_out))
-    counts, tested = Counter(labels), Counter(labels[row] for row in held_out)
-    assert tested == {label: count // 5 + 1 for label, count in counts.items()}
+    counts, tested = Counter(labels), Counter(label for _, label in held_out)
+    assert tested == {label: max(1, round(0.2 * count)) for label, count in counts.items()}
 
 
 def test_a_split_follows_its_seed_and_a_single_csv_file_is_split(tmp_path: Path) -> None:
-    splits = [Digits(split_seed=seed).split(["a", "b"] * 50, 0) for seed in (1, 1, 2)]
+    splits = [Digits(split_seed=seed).split() for seed in (1, 1, 2)]
     assert splits[0] == splits[1] != splits[2]
     rows = "".join(f"{label}{i}, {label} \n" for i in range(20) for label in "ab")
     (tmp_path / "all.csv").write_text("text,label\n" + rows)
-    whole = texts(Csv(path=tmp_path / "all.csv"))
+    whole = Csv(path=tmp_path / "all.csv").split()
     assert Counter(label for _, label in whole["test"]) == {"a": 3, "b": 3}
     assert set(whole["train"]).isdisjoint(whole["test"])
 
 
 def test_tickets_repeat_with_their_seed_and_their_classes_are_balanced() -> None:
     assert tickets(100, seed=3) == tickets(100, seed=3) != tickets(100, seed=4)
-    assert ticket_labels(100, seed=3) == [label for _, label in tickets(100, seed=3)]
-    counts = Counter(ticket_labels(300, seed=0))
+    counts = Counter(label for _, label in tickets(300, seed=0))
     assert counts == {"account": 100, "billing": 100, "technical": 100}
 
 
@@ -100,13 +93,13 @@ def test_real_images_and_texts(real_data: Path) -> None:
     assert (len(samples["train"]), len(samples["test"])) == (10000, 10000)
     data = Csv(path=real_data / "banking77", label="category")
     data.check()
-    splits = texts(data)
+    splits = data.split()
     assert (len(splits["train"]), len(splits["test"])) == (10003, 3080)
     assert len({label for _, label in splits["train"]}) == 77
 
 
 @pytest.fixture(params=["digits", "idx", "csv", "csv with a test file", "tickets"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> ImageData | TextData:
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Labeled:
     """Data of each kind, with a third of each class to validate on."""
     rows = "".join(f"{label} {number},{label}\n" for label in "abc" for number in range(20))
     for name in ("train", "test"):
@@ -115,7 +108,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> ImageData | TextDa
         pixels, labels = bytes(range(240)), bytes(number % 3 for number in range(60))
         (tmp_path / f"{split}-images-idx3-ubyte").write_bytes(idx((60, 2, 2), pixels))
         (tmp_path / f"{split}-labels-idx1-ubyte").write_bytes(idx((60,), labels))
-    sources: dict[str, ImageData | TextData] = {
+    sources: dict[str, Labeled] = {
         "digits": Digits(validation=1 / 3),
         "idx": Idx(path=tmp_path, validation=1 / 3),
         "csv": Csv(path=tmp_path / "train.csv", validation=1 / 3),
@@ -125,17 +118,14 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> ImageData | TextDa
     return sources[request.param]
 
 
-def test_a_validation_set_is_a_share_of_each_class_of_the_training_set(
-    source: ImageData | TextData,
-) -> None:
-    labels, tested = source.labels()
-    splits = source.split(labels, tested)
-    whole = replace(source, validation=0.0).split(labels, tested)
+def test_a_validation_set_is_a_share_of_each_class_of_the_training_set(source: Labeled) -> None:
+    splits = source.split()
+    whole = replace(source, validation=0.0).split()
     assert splits["test"] == whole["test"]
     assert "validation" not in whole
-    assert sorted(splits["train"] + splits["validation"]) == whole["train"]
-    counts = Counter(labels[index] for index in whole["train"])
-    drawn = Counter(labels[index] for index in splits["validation"])
+    assert sorted(splits["train"] + splits["validation"]) == sorted(whole["train"])
+    counts = Counter(label for _, label in whole["train"])
+    drawn = Counter(label for _, label in splits["validation"])
     assert drawn == {label: round(count / 3) for label, count in counts.items()}
     assert source.training_samples == len(splits["train"])
 
@@ -144,7 +134,7 @@ def test_a_class_with_one_sample_is_trained_on(tmp_path: Path) -> None:
     for name in ("train", "test"):
         (tmp_path / f"{name}.csv").write_text("text,label\na,x\nb,x\nc,y\n", encoding="utf-8")
     data = Csv(path=tmp_path, validation=0.5)
-    splits = texts(data)
+    splits = data.split()
     assert (len(splits["train"]), len(splits["validation"]), data.training_samples) == (2, 1, 2)
     assert {label for _, label in splits["train"]} == {"x", "y"}
 
