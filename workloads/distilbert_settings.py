@@ -41,8 +41,6 @@ class DistilBertOptions(Settings):
     pretrained: Path | None = None
     # None means tiny, or whatever the pretrained model has.
     size: Literal["tiny", "small", "base"] | None = None
-    # Tokens of the vocabulary at most; None means as many as the size has.
-    vocabulary: Annotated[int, Between(256)] | None = None
     # Tokens of a text at most; longer texts are cut.
     sequence: Annotated[int, Between(3, POSITIONS)] = 48
     # Whether texts are padded to the longest in their batch, or always to `sequence`.
@@ -56,11 +54,6 @@ class DistilBertOptions(Settings):
     weight_decay: Decay = 0.01
     warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        if self.vocabulary is not None and self.pretrained is not None:
-            raise ValueError("found vocabulary and pretrained, which has one; allowed: one of them")
-
     @property
     def peak_lr(self) -> float:
         """Return the peak of the schedule: `lr`, or what suits the model."""
@@ -70,9 +63,8 @@ class DistilBertOptions(Settings):
 
     @property
     def architecture(self) -> dict[str, int]:
-        """The preset with the vocabulary of the options; meaningless for pretrained models."""
-        preset = ARCHITECTURES[self.size or "tiny"]
-        return preset | {"vocab_size": self.vocabulary or preset["vocab_size"]}
+        """The preset of a model from scratch; meaningless for pretrained models."""
+        return ARCHITECTURES[self.size or "tiny"]
 
     def files(self) -> list[Path]:
         """Return the files of the pretrained model that decide what it computes."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.base import Batch, Splits, TensorSamples, Workload
-from workloads.gpt_settings import CorpusData, DecoderShape, GPTOptions
+from workloads.gpt_settings import DECODERS, CorpusData, DecoderShape, GPTOptions
 from workloads.schedules import decayed_matrices, one_cycle
 from workloads.settings import Target
 
@@ -171,7 +171,7 @@ class GPT(Workload):
 
     def build_model(self) -> nn.Module:
         """Return the decoder, freshly initialized."""
-        return Decoder(self.options.shape, self.data.sequence)
+        return Decoder(DECODERS[self.options.size], self.data.sequence)
 
     def _token_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross-entropy of each next byte in nats, shape (samples, sequence)."""
@@ -234,7 +234,7 @@ class GPT(Workload):
         kernels may compute the masked half of the scores, or scores again in backward, is no work
         of the model.
         """
-        shape, t = self.options.shape, self.data.sequence
+        shape, t = DECODERS[self.options.size], self.data.sequence
         d, f, v = shape.width, shape.feedforward, shape.vocabulary
         layer = 8 * t * d**2 + 2 * d * t * (t + 1) + 6 * t * d * f
         return 3.0 * (shape.layers * layer + 2 * t * d * v)

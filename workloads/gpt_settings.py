@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,6 @@ from workloads.settings import (
     unfilled_batch,
 )
 
-PYTHON_TOPICS = "pydoc_data.topics"
 HELD_OUT = 0.15  # of a text, for testing
 
 
@@ -48,11 +46,6 @@ class GPTOptions(Settings):
     lr: Rate = 3e-3  # the peak of the one-cycle schedule
     weight_decay: Decay = 0.1  # of matrices
     warmup: Fraction = 0.1  # the fraction of the steps in which the learning rate rises
-
-    @property
-    def shape(self) -> DecoderShape:
-        """The shape of the decoder."""
-        return DECODERS[self.size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +96,16 @@ class PythonTopics(Corpus):
 
     def content(self) -> bytes:
         """Return the topics of Python's `help`, in alphabetical order."""
-        topics: dict[str, str] = importlib.import_module(PYTHON_TOPICS).topics
+        from pydoc_data.topics import topics
+
         in_order = [topics[name] for name in sorted(topics)]
         return "\n\n".join(in_order).encode()
 
     def files(self) -> list[Path]:
         """Return the module that has the text."""
-        return [Path(importlib.import_module(PYTHON_TOPICS).__file__ or "")]
+        from pydoc_data import topics
+
+        return [Path(topics.__file__)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,11 +100,6 @@ VALUES = [
         GOOD + "seeds: [4, 4]\n",
         "sweep.yaml:4: seeds: found [4, 4]; allowed: each once",
     ),
-    param(
-        "vocabulary-of-a-folder",
-        "name: demo\nworkloads:\n  distilbert:\n    options: {vocabulary: 512, pretrained: model}\n",
-        "sweep.yaml:4: workloads.distilbert.options: found vocabulary and pretrained",
-    ),
 ]
 
 COMBINATIONS = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.distilbert import VOCABULARY, distilbert, save_small_model
+from tests.support.distilbert import distilbert, save_small_model
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
 from workloads.distilbert_settings import DistilBertOptions
@@ -21,8 +21,7 @@ DATA = Tickets(rows=120)
 
 
 def workload(**options: object) -> DistilBert:
-    settings = DistilBertOptions(**{"vocabulary": VOCABULARY, **options})  # type: ignore[arg-type]
-    return distilbert(settings, DATA)
+    return distilbert(DistilBertOptions(**options), DATA)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

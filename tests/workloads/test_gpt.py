@@ -10,7 +10,7 @@ import torch
 
 from tests.workloads.flops import counted_per_sample
 from workloads.gpt import GPT, rotated, rotations
-from workloads.gpt_settings import GPTOptions, PythonTopics, TextFile
+from workloads.gpt_settings import DECODERS, GPTOptions, PythonTopics, TextFile
 
 SEQUENCE = 16
 
@@ -46,7 +46,7 @@ def test_scores_depend_on_the_distance_of_positions_alone() -> None:
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_flops_agree_with_torchs_counter(size: str) -> None:
     workload = gpt(size=size)
-    shape = workload.options.shape
+    shape = DECODERS[size]
     # The counter has all t^2 scores of a head, of which a token needs those up to itself.
     masked = SEQUENCE**2 - SEQUENCE * (SEQUENCE + 1) / 2
     unneeded = 3 * shape.layers * 4 * shape.width * masked

@@ -22,7 +22,6 @@ from workloads.texts import Csv
         (MLPOptions, {"dropout": 1}),
         (MLPOptions, {"lr": 0}),
         (DistilBertOptions, {"sequence": 513}),
-        (DistilBertOptions, {"vocabulary": 512, "pretrained": "model"}),
     ],
 )
 def test_options_refuse_values_without_sense(kind: type[Settings], values: Any) -> None:
