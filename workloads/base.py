@@ -53,8 +53,7 @@ class TensorSamples:
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples at `indices`, on the device that the tensors are on."""
         rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-        if not self.tensors[0].is_cpu:
-            rows = rows.to(self.tensors[0].device)
+        rows = rows.to(self.tensors[0].device)
         return tuple([_take_rows(tensor, rows) for tensor in self.tensors])
 
     def to(self, device: torch.device) -> TensorSamples:
@@ -374,19 +373,16 @@ def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     return float(scores.mean())
 
 
+@dataclass(frozen=True)
 class DatasetSamples:
     """Samples of a map-style Dataset, made into batches by a collate function."""
 
-    def __init__(
-        self, dataset: Any, collate: Callable[[Sequence[Any]], Any], rows: Sequence[int]
-    ) -> None:
-        """Take those samples of `dataset` whose indices are `rows`."""
-        self._dataset = dataset
-        self._collate = collate
-        self._rows = rows
+    dataset: Any
+    collate: Callable[[Sequence[Any]], Any]
+    rows: Sequence[int]  # the indices in `dataset` of the samples
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def batch(
         self, indices: Sequence[int], before_sample: Callable[[int], None] = lambda index: None
@@ -398,8 +394,8 @@ class DatasetSamples:
         samples = []
         for index in indices:
             before_sample(int(index))
-            samples.append(self._dataset[self._rows[index]])
-        batch = self._collate(samples)
+            samples.append(self.dataset[self.rows[index]])
+        batch = self.collate(samples)
         if isinstance(batch, Tensor):
             return (batch,)
         is_sequence = isinstance(batch, list | tuple)

@@ -55,7 +55,7 @@ BUILT_IN = {
 }
 
 
-def load_class(uses: str, base: Path | None = None) -> type[Workload]:
+def load_class(uses: str, base: Path = Path()) -> type[Workload]:
     """Return the workload class that a sweep file names.
 
     `uses` is one of
@@ -71,7 +71,7 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
     Raises ValueError if there is no such class, if it lacks a method, and for an error in the
     user's module, whose file and line it names. A SyntaxError stays as it is.
     """
-    folder = (base or Path.cwd()).absolute()
+    folder = base.absolute()
     location, class_name = _resolve(uses)
     if uses not in BUILT_IN:
         make_importable(folder)
@@ -79,7 +79,7 @@ def load_class(uses: str, base: Path | None = None) -> type[Workload]:
         module = import_file(folder / Path(location).expanduser())
     else:
         module = import_module(location)
-    return _workload_in(module, class_name, uses)
+    return _workload_in(module, class_name, location)
 
 
 def is_script(uses: str, base: Path) -> bool:
@@ -92,15 +92,14 @@ def is_script(uses: str, base: Path) -> bool:
     return __package__ not in find_source(uses, base).packages
 
 
-def find_source(uses: str, base: Path | None = None) -> CodeSource:
+def find_source(uses: str, base: Path = Path()) -> CodeSource:
     """Return where the code of a workload is; the arguments are those of `load_class`.
 
     Nothing is loaded. An installed workload is its distribution, unless that is installed in editable
     mode: then its files can change as any other.
     """
     location, _ = _resolve(uses)
-    folder = (base or Path.cwd()).absolute()
-    source = find_code(location, folder)
+    source = find_code(location, base.absolute())
     if source is not None:
         return source
     distribution = distribution_of(location.partition(".")[0])
@@ -116,11 +115,8 @@ def canonical_name(uses: str, source: CodeSource) -> str:
     """
     if uses in BUILT_IN or source.file is None:
         return uses
-    name = source.file.name
-    if uses.endswith(".py"):
-        return name
-    _, class_name = _resolve(uses)
-    return f"{name}:{class_name}"
+    location, _ = _resolve(uses)
+    return source.file.name + uses.removeprefix(location)
 
 
 def relative_name(uses: str, base: Path) -> str:
@@ -129,13 +125,12 @@ def relative_name(uses: str, base: Path) -> str:
     The same folder may be elsewhere in another checkout. Links to folders are followed, but not a link
     to the file: modules are named after files.
     """
-    location, class_name = _resolve(uses)
+    location, _ = _resolve(uses)
     path = base / Path(location).expanduser()
     path, root = path.parent.resolve() / path.name, base.resolve()
     if not location.endswith(".py") or not path.is_relative_to(root):
         return uses
-    name = path.relative_to(root).as_posix()
-    return f"{name}:{class_name}" if class_name else name
+    return path.relative_to(root).as_posix() + uses.removeprefix(location)
 
 
 def heavy_modules(uses: str) -> list[str]:
@@ -194,8 +189,8 @@ def _resolve(uses: str) -> tuple[str, str]:
     return location, class_name
 
 
-def _workload_in(module: ModuleType, name: str, uses: str) -> type[Workload]:
-    """Return the class `name` of a module, or the one that it defines if the name is empty.
+def _workload_in(module: ModuleType, name: str, location: str) -> type[Workload]:
+    """Return the class `name` of the module at a location, or the one that it defines if the name is empty.
 
     What a file imports does not count then, nor do classes that leave methods to those derived from
     them. Raises ValueError unless there is one, which is complete.
@@ -206,18 +201,14 @@ def _workload_in(module: ModuleType, name: str, uses: str) -> type[Workload]:
     for key, value in vars(module).items():
         if isinstance(value, type) and issubclass(value, Workload):
             classes[key] = value
-    if not name:
-        own = [key for key, value in classes.items() if value.__module__ == module.__name__]
-        complete = [key for key in own if not missing_methods(classes[key])] or own
-        if len(complete) != 1:
-            found = f"found {len(complete)} workloads"
-            allowed = " or ".join(f"{uses}:{key}" for key in complete) or NO_WORKLOAD
-            raise ValueError(f"{module.__file__}: {found}; allowed: {allowed}")
-        (name,) = complete
+    own = [key for key, value in classes.items() if value.__module__ == module.__name__]
+    candidates = [key for key in own if not missing_methods(classes[key])] or own
+    found = f"no workload {name!r}" if name else f"{len(candidates)} workloads"
+    if not name and len(candidates) == 1:
+        name = candidates[0]
     if name not in classes:
-        names = sorted(key for key, value in classes.items() if not missing_methods(value))
-        allowed = ", ".join(names) or NO_WORKLOAD
-        raise ValueError(f"{module.__file__}: found no workload {name!r}; allowed: {allowed}")
+        allowed = " or ".join(f"{location}:{key}" for key in candidates) or NO_WORKLOAD
+        raise ValueError(f"{module.__file__}: found {found}; allowed: {allowed}")
     missing = missing_methods(classes[name])
     if missing:
         raise ValueError(f"{module.__file__}: found no {', '.join(missing)} in {name}")

@@ -70,7 +70,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     if location.endswith(".py"):
         folders.insert(0, str(file.parent))
         name = _module_name(file, folders)
-        if name in OUR_PACKAGES or "." not in name:
+        if "." not in name:
             finder.run_script(str(file))
         else:  # so that its relative imports are followed
             finder.import_hook(name)
@@ -86,8 +86,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     for module in finder.modules.values():
         if module.__file__:
             path = Path(module.__file__)
-            relative = Path(os.path.relpath(path, file.parent))
-            files[relative.as_posix()] = path
+            files[os.path.relpath(path, file.parent)] = path
     names = {name.partition(".")[0] for name in finder.badmodules}
     packages = names.difference(sys.stdlib_module_names, finder.modules)
     return CodeSource(file, dict(sorted(files.items())), sorted(packages))

@@ -42,18 +42,14 @@ class Settings:
 
     def with_paths_relative_to(self, base: Path) -> Self:
         """Return the same settings with relative paths taken as relative to `base`."""
-        changes: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            changes[field.name] = map_paths(value, lambda path: base / path)
-        return replace(self, **changes)
+        values = map_paths(self._values(), lambda path: base / path)
+        return replace(self, **values)
 
     def paths(self) -> dict[str, Path]:
         """Return every path by the setting that has it, as in `start` and `shards[0]`."""
         paths: dict[str, Path] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            paths.update(_paths_in(value, field.name))
+        for name, value in self._values().items():
+            paths.update(_paths_in(value, name))
         return paths
 
     def files(self) -> list[Path]:
@@ -73,10 +69,9 @@ class Settings:
         Together with the digests of `files()` they decide what a workload computes.
         """
         values: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in self._values().items():
             if not isinstance(value, Path):
-                values[field.name] = map_paths(value, lambda path: None)
+                values[name] = map_paths(value, lambda path: None)
         return values
 
     def check(self) -> None:
@@ -90,6 +85,10 @@ class Settings:
     def conflict(self, axes: dict[str, Any]) -> str | None:
         """Return why these settings make no sense with a cell's axes, None if they do."""
         return None
+
+    def _values(self) -> dict[str, Any]:
+        """Return the value of each setting by its name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

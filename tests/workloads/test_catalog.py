@@ -57,7 +57,7 @@ def test_a_class_from_a_file(tmp_path: Path) -> None:
         ),
         ("workloads.mpl:MLP", "No module named 'workloads.mpl'"),
         ("code.mine:Mine", "'code' is not a package; allowed: a module that is installed or"),
-        ("workloads.mlp:MPL", "found no workload 'MPL'; allowed: MLP"),
+        ("workloads.mlp:MPL", "found no workload 'MPL'; allowed: workloads.mlp:MLP"),
         ("min.py:Mine", "min.py: found no such file .did you mean 'mine.py'"),
         ("mine.py:Options", "mine.py: found no workload 'Options'"),
         ("mine.py:Unfinished", "found no build_model in Unfinished"),
