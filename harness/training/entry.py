@@ -73,18 +73,15 @@ def prepare_rank(folder: TrialFolder) -> Assignment:
 def load_workload(assignment: Assignment) -> Workload:
     """Return the cell's workload with its settings: a built-in one, or a class of the user's.
 
-    Raises BadInput for a script, CodeChanged if its code is not that of the cell, and DataChanged if
-    its files are not.
+    Raises CodeChanged if its code is not that of the cell, and DataChanged if its files are not.
     """
     reference = assignment.trial.cell.workload
-    reference.require_class()
     base_folder = Path(assignment.base_folder)
     workload_class = load_class(reference.uses, base_folder)
     check_code(reference, base_folder)
+    data_settings = section_of(reference.settings, "data")
     options = decode_value(workload_class.Options, reference.options, refuse_unknown=True)
-    data = decode_value(
-        workload_class.Data, section_of(reference.settings, "data"), refuse_unknown=True
-    )
+    data = decode_value(workload_class.Data, data_settings, refuse_unknown=True)
     if Ranks.from_environment().local_rank == 0:  # files that were touched are read whole
         check_files(reference, files_by_setting(options, data))
     return workload_class(options, data)

@@ -60,7 +60,6 @@ class Recorder(Hooks):
         self._parts, self._state = parts, state
         self._recording = recording
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
         self._values: dict[str, Tensor] = {}
         self._step = self._micro_step = 0  # that are under way, counted from 1

@@ -10,7 +10,6 @@ import argparse
 import functools
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -247,7 +246,7 @@ def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitS
         setattr(owner, name, function)
 
     def precede(owner: Any, name: str, before: Callable[..., None]) -> None:
-        """Have `before` called with the arguments of a function, and then the function."""
+        """Have `before` called with a function's arguments, and then, unless it raises, the function."""
         function = getattr(owner, name)
 
         @functools.wraps(function)
@@ -267,8 +266,8 @@ def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitS
     precede(torch.autograd, "backward", reports.note_backward)
     replace(torch.multiprocessing, "spawn", _refuse_ranks)
     replace(torch.multiprocessing, "start_processes", _refuse_ranks)
-    replace(os, "_exit", _exiting(os._exit))
-    replace(argparse.ArgumentParser, "exit", _exit_with_message)
+    precede(os, "_exit", functools.partial(_end_script, os.getpid()))
+    precede(argparse.ArgumentParser, "exit", _raise_message)
 
 
 def _refuse_ranks(*_: Any, **__: Any) -> NoReturn:
@@ -282,21 +281,16 @@ def _refuse_ranks(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-def _exiting(original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return an `os._exit` that ends the script, and not the rank before it has left its result."""
-    rank = os.getpid()
+def _end_script(rank: int, status: int) -> None:
+    """End the script where it would end its rank by `os._exit`, before that has left its result.
 
-    def leave(status: int) -> NoReturn:
-        if os.getpid() != rank or threading.current_thread() is not threading.main_thread():
-            original(status)
+    Processes that it has forked end, and so does the rank where another thread ends it.
+    """
+    if os.getpid() == rank and threading.current_thread() is threading.main_thread():
         raise SystemExit(status)
 
-    return leave
 
-
-def _exit_with_message(_: object, status: int = 0, message: str | None = None) -> NoReturn:
-    """End as `ArgumentParser.exit` does, whose SystemExit does not say what is wrong."""
-    sys.stderr.write(message or "")
+def _raise_message(_: object, status: int = 0, message: str | None = None) -> None:
+    """Say in the exception what is wrong, which that of `ArgumentParser.exit` does not."""
     if status and message:
-        raise SystemExit(message.strip())
-    raise SystemExit(status)
+        raise SystemExit(message)
