@@ -1,8 +1,9 @@
 """The numbers of a trial, as tables of trials and MLflow show them.
 
 To add a number, name it in `NUMBERS` and compute it in `harness.measure.numbers`. The name ends with
-the unit where it has one (`_ms`, `_mib`), because MLflow shows no units. Records, the runs of cells,
-MLflow's comparisons and charts, data frames and exported tables then have it too.
+the unit where it has one (`_ms`, `_mib`), because MLflow shows no units. Records, the runs of trials in
+MLflow, data frames and exported tables then have it too; the runs of cells have those in
+`harness.tracking.contents.CELL_METRICS`.
 """
 
 from __future__ import annotations
