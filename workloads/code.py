@@ -70,7 +70,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
     if location.endswith(".py"):
         folders.insert(0, str(file.parent))
         name = _module_name(file, folders)
-        if "." not in name:
+        if name == file.stem:
             finder.run_script(str(file))
         else:  # so that its relative imports are followed
             finder.import_hook(name)

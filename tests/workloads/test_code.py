@@ -78,6 +78,11 @@ def test_an_installed_workload_is_its_distribution() -> None:
     assert source.version is not None
 
 
+def test_a_files_name_may_have_a_dot(tree: Path) -> None:
+    (tree / "spiral.v2.py").write_text("import lazy\n", encoding="utf-8")
+    assert set(find_source("spiral.v2.py", tree).files) == {"spiral.v2.py", "lazy.py"}
+
+
 def test_a_package_without_init_may_be_in_two_folders(tmp_path: Path) -> None:
     near = tmp_path / "near"
     (near / "parts").mkdir(parents=True)
