@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -421,12 +421,11 @@ def load_splits(workload: Workload) -> Splits:
         test = DatasetSamples(splits, collate, sorted(drawn))
         return Splits(DatasetSamples(splits, collate, train), test)
     adapted: dict[str, Samples] = {}
-    for entry in fields(Splits):
-        samples: Any = getattr(splits, entry.name)
+    for name, samples in vars(splits).items():
         if samples is not None and not hasattr(samples, "batch"):
             rows = range(_length_of(samples))
             samples = DatasetSamples(samples, collate, rows)
-        adapted[entry.name] = samples
+        adapted[name] = samples
     return Splits(**adapted)
 
 

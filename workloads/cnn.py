@@ -31,7 +31,8 @@ class ConvNet(nn.Module):
         # another order gives other parameters from the same seed.
         layers: list[nn.Module] = []
         widths = (1, options.width, 2 * options.width)
-        layer_widths = zip(pairwise(widths), windows(size), strict=True)
+        windows = [(2, 2), last_window(size)]
+        layer_widths = zip(pairwise(widths), windows, strict=True)
         for (inputs, outputs), window in layer_widths:
             layers.append(nn.Conv2d(inputs, outputs, KERNEL, padding=KERNEL // 2))
             if options.batch_norm:
@@ -51,22 +52,22 @@ class ConvNet(nn.Module):
         return result
 
 
-def windows(size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the rows and columns that each of the two poolings reduces to one.
+def last_window(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns that the second pooling reduces to one.
 
     The first halves the sides of the image; the second pools what is left to about 7x7, whatever the
     size of the image.
     """
     height, width = size
-    last_height = 2 * max(1, height // REFERENCE_SIDE)
-    last_width = 2 * max(1, width // REFERENCE_SIDE)
-    return (2, 2), (last_height, last_width)
+    rows = 2 * max(1, height // REFERENCE_SIDE)
+    columns = 2 * max(1, width // REFERENCE_SIDE)
+    return rows, columns
 
 
 def flattened_features(size: tuple[int, int], channels: int) -> int:
     """Return the number of features of one sample that the convolutions pass to the linear layers."""
     height, width = size
-    _, (rows, columns) = windows(size)
+    rows, columns = last_window(size)
     pooled_height, pooled_width = height // 2 // rows, width // 2 // columns
     return 2 * channels * pooled_height * pooled_width
 

@@ -218,8 +218,7 @@ class DistilBert(Classifier):
         d, f = self.config.dim, self.config.hidden_dim
         layer = 8 * t * d**2 + 4 * t2 * d + 4 * t * d * f
         head = 2 * d**2 + 2 * d * len(self.classes)
-        operations: float = 3 * (self.config.n_layers * layer + head)
-        return operations
+        return float(3 * (self.config.n_layers * layer + head))
 
     def _tokenize(self, rows: Sequence[Row]) -> TokenSamples:
         """Return texts as token ids, cut to `sequence` tokens and padded to a common width."""

@@ -12,7 +12,6 @@ from torch.nn.functional import interpolate
 
 from workloads.base import Classifier, Splits, TensorSamples
 from workloads.images import DIGITS, Digits, Idx, ImageData, read_idx
-from workloads.settings import read_bytes
 
 DIGIT_SIDE = 8  # pixels of a side of the digits
 DIGIT_LEVELS = 16  # their brightest grey level
@@ -89,11 +88,9 @@ def _load_idx(data: Idx) -> Pixels:
 
 def _load_digits() -> Pixels:
     """Return the digits, enlarged to 28x28."""
-    values = read_bytes(DIGITS).replace(b"\n", b",").rstrip(b",").split(b",")
-    table = torch.tensor(list(map(int, values))).view(-1, DIGIT_SIDE**2 + 1)
+    table = torch.from_numpy(np.loadtxt(DIGITS, np.float32, delimiter=","))
     images = table[:, :-1].view(-1, 1, DIGIT_SIDE, DIGIT_SIDE)
-    small = images.float()
-    small = small * (255 / DIGIT_LEVELS)
+    small = images * (255 / DIGIT_LEVELS)
     enlarged = interpolate(small, size=(ENLARGED_SIDE, ENLARGED_SIDE), mode="bilinear")
     pixels: Pixels = enlarged.round().to(torch.uint8).numpy()
     return pixels

@@ -51,7 +51,8 @@ class Idx(Labeled):
         _, train_path, _, test_path = self.files()
         _, train = read_idx(train_path, 1)
         _, test = read_idx(test_path, 1)
-        rows = list(enumerate(map(str, [*train, *test])))
+        labels = [*map(str, train), *map(str, test)]
+        rows = list(enumerate(labels))
         return rows[: len(train)], rows[len(train) :]
 
     def files(self) -> list[Path]:

@@ -96,8 +96,7 @@ def user_files() -> dict[str, Path]:
         file = getattr(module, "__file__", None) or ""
         folder = _user_folder_of(file)
         if folder is not None and name.partition(".")[0] not in OUR_PACKAGES:
-            path = Path(file)
-            paths[path.relative_to(folder).as_posix()] = path
+            paths[os.path.relpath(file, folder)] = Path(file)
     return paths
 
 
