@@ -72,4 +72,6 @@ def read_rows(path: Path, text_column: str, label_column: str) -> list[Row]:
         except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
             found = f"{error} in line {reader.line_num}"
             raise ValueError(f"{path}: found {found}; allowed: CSV in UTF-8") from None
+    if not rows:
+        raise ValueError(f"{path}: found no row; allowed: one or more below the header")
     return rows

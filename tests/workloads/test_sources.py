@@ -75,7 +75,7 @@ def test_good_csv_files_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "found no sample to train on of a second label"),
+        (b"", "found no row; allowed: one or more below the header"),
         (b"text;label\na;b\n", "no column 'text'; allowed: text and label among text;label"),
         (b"text,label\n ,yes\n", "no text or label in line 2"),
         (b"text,label\na,yes,more\n", "more fields than the header, or no text or label in line 2"),
@@ -89,6 +89,12 @@ def test_broken_csv_files(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_bytes(content)
     assert_refused(Csv(path=file), file, message)
+
+
+def test_a_test_file_without_rows_is_not_replaced_by_training_rows(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + ROWS)
+    (tmp_path / "test.csv").write_text("text,label\n")
+    assert_refused(Csv(path=tmp_path), tmp_path / "test.csv", "found no row")
 
 
 def test_a_label_that_training_never_saw(tmp_path: Path) -> None:
