@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_type_hints
 
 from harness.core.errors import did_you_mean
@@ -147,16 +148,13 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return {axis: getattr(self, field) for axis, field in FIELDS.items()}
+        return dict(zip(AXES, READ_ALL(self), strict=True))
 
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The values that differ from their defaults, by the name of the axis."""
-        changed = {}
-        for axis, value in self.values.items():
-            if value != DEFAULTS.get(axis):  # a batch size always differs, as no value is None
-                changed[axis] = value
-        return changed
+        # A batch size has no default, so it always differs.
+        return {axis: value for axis, value in self.values.items() if value != DEFAULTS.get(axis)}
 
     def torch_parameters(self, group: str) -> dict[str, Any]:
         """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
@@ -184,6 +182,7 @@ FIELDS = {_axis_of(field.name): field.name for field in fields(Axes)}
 _types = get_type_hints(Axes, include_extras=True)
 AXIS_TYPES: dict[str, Any] = {axis: _types[field] for axis, field in FIELDS.items()}
 AXES = tuple(FIELDS)
+READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values

@@ -59,10 +59,8 @@ class Matrix:
             self._add(("matrix",), {axis: values}, workloads)
         for number, axes in enumerate(file.zip):
             self._add(("zip", number), axes, workloads)
-        self.exclude: dict[str, Rule] = {}  # by name
-        for number, rule in enumerate(_read_rules(document, "exclude", file.exclude, workloads)):
-            self.exclude[f"exclude[{number}]"] = rule
-        self.include = _read_rules(document, "include", file.include, workloads)
+        self.exclude = _read_rules(document, "exclude", file.exclude, workloads)
+        self.include = list(_read_rules(document, "include", file.include, workloads).values())
         for number, rule in enumerate(self.include):
             for axis in rule:
                 self.axes.setdefault(axis, ("include", number, axis))
@@ -80,7 +78,10 @@ class Matrix:
                 document.sources.setdefault(place, document.source_of(key))
 
     def _add(self, key: Key, group: Values, workloads: Sequence[SweepWorkload]) -> None:
-        """Read axes that vary together; raises BadInput for lists of several lengths."""
+        """Read axes that vary together.
+
+        Raises BadInput for lists of several lengths, and for an axis that each workload sets itself.
+        """
         options: dict[str, list[Any]] = {}
         for axis, values in group.items():
             if axis in self.axes:
@@ -88,11 +89,16 @@ class Matrix:
                 raise self.document.error((*key, axis), problem)
             self.axes[axis] = (*key, axis)
             options[axis] = _read_values(self.document, (*key, axis), values, workloads)
+            if not any(workload.takes(axis) for workload in workloads):
+                problem = "found what the workloads set themselves; allowed: one of the two"
+                raise self.document.error((*key, axis), problem)
         lengths = {axis: len(values) for axis, values in options.items()}
         if len(set(lengths.values())) > 1:
             problem = f"found lists of lengths {lengths}; allowed: equal lengths"
             raise self.document.error(key, problem)
-        rows = [dict(zip(options, row, strict=True)) for row in zip(*options.values(), strict=True)]
+        rows = []
+        for row in zip(*options.values(), strict=True):
+            rows.append(dict(zip(options, row, strict=True)))
         if len(rows) == 1:
             self.constants |= rows[0]
         elif rows:
@@ -143,14 +149,14 @@ def _has_one_of(levels: Values, axis: str, values: Sequence[Any]) -> bool:
 
 def _read_rules(
     document: Document, name: str, rules: Sequence[Values], workloads: Sequence[SweepWorkload]
-) -> list[Rule]:
-    """Return the rules of `exclude` or `include`, whichever `name` is, each value a list.
+) -> dict[str, Rule]:
+    """Return the rules of `exclude` or `include`, whichever `name` is, by names as `exclude[0]`.
 
     Raises BadInput for what is no workload, no axis or none of its values.
     """
     all_labels = [workload.label for workload in workloads]
     label_type: Any = Literal.__getitem__(tuple(all_labels))
-    parsed: list[Rule] = []
+    parsed: dict[str, Rule] = {}
     for number, rule in enumerate(rules):
         key = (name, number)
         labels = rule.get("workload", all_labels)
@@ -162,7 +168,7 @@ def _read_rules(
         for axis, values in rule.items():
             if axis != "workload":
                 options[axis] = _read_values(document, (*key, axis), values, chosen)
-        parsed.append(options)
+        parsed[f"{name}[{number}]"] = options
     return parsed
 
 

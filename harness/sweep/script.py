@@ -91,9 +91,8 @@ def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     length = entry.get("length") or content.get("length") or {}
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"
-        allowed = "`length: 300 steps`, or an argument"
         place = (*key, "length") if entry.get("length") else ("length",)
-        raise document.error(place, f"{problem}; allowed: {allowed}")
+        raise document.error(place, f"{problem}; allowed: `length: 300 steps`, or an argument")
     names, options = placeholders_of(arguments), entry.get("options", {})
     for name in sorted(options.keys() - set(names)):
         problem = f"found an option that no argument names; write {{{name}}} in `arguments`"

@@ -61,25 +61,32 @@ def select_trials(trials: Sequence[Trial], only: Sequence[str], option: str = ON
         keys.update(cell.workload.settings)
     chosen = list(trials)
     for text in only:
+        term = f"{option} {text!r}"
         match = TERM.fullmatch(text)
         if match is None:
-            raise BadInput(f"{option} {text!r}: found no term; allowed: KEY=V[,V] or KEY!=V[,V]")
-        key, named = match["key"], set()
+            raise BadInput(f"{term}: found no term; allowed: KEY=V[,V] or KEY!=V[,V]")
+        key = match["key"]
         if key not in keys:
-            raise BadInput(f"{option} {text!r}: unknown key {key!r}; {did_you_mean(key, keys)}")
+            raise BadInput(f"{term}: unknown key {key!r}; {did_you_mean(key, keys)}")
+        named = set()
         for value in COMMA.split(match["values"]):
-            having = {trial.id for trial in trials if _has_value(trial, key, value)}
-            if not having:
-                levels = sorted({axis_value(_level(trial, key)) for trial in trials})
-                hint = did_you_mean(value, levels, levels[:MOST_CELLS])
-                raise BadInput(f"{option} {text!r}: found {value!r}; {hint}")
-            named |= having
+            named |= _trials_with(trials, key, value, term)
         is_equal = match["operator"] == "="
         chosen = [trial for trial in chosen if (trial.id in named) == is_equal]
     if not chosen:
         problem = f"found no trial with all of this among {len(trials)}"
         raise BadInput(f"{option} {' '.join(only)}: {problem}")
     return chosen
+
+
+def _trials_with(trials: Sequence[Trial], key: str, value: str, term: str) -> set[str]:
+    """Return the ids of the trials that have a value of a key; raises BadInput if there are none."""
+    ids = {trial.id for trial in trials if _has_value(trial, key, value)}
+    if not ids:
+        levels = sorted({axis_value(_level(trial, key)) for trial in trials})
+        hint = did_you_mean(value, levels, levels[:MOST_CELLS])
+        raise BadInput(f"{term}: found {value!r}; {hint}")
+    return ids
 
 
 def _level(trial: Trial, key: str) -> Any:

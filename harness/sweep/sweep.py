@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from harness.core.errors import BadInput, HarnessError, did_you_mean
 from harness.core.processes import die_with_parent
 from harness.sweep.axes import AXES, FIELDS, Axes, section_of
-from harness.sweep.cell import Cell, Trial, Values, is_setting
+from harness.sweep.cell import Cell, Trial, is_setting
 from harness.sweep.document import Document, read_document
 from harness.sweep.files import Digests, keep_digests, read_digests
 from harness.sweep.matrix import CONFLICT, ExcludedPoint, Matrix
@@ -124,10 +124,7 @@ def find_sweep_file(name: str) -> Path:
 
 
 def load_sweep(
-    path: Path,
-    sets: Sequence[str] = (),
-    data: Sequence[str] = (),
-    digests: Path | None = None,
+    path: Path, sets: Sequence[str] = (), data: Sequence[str] = (), digests: Path | None = None
 ) -> Sweep:
     """Return the sweep in a file with `--set` and `--data` applied; raises BadInput.
 
@@ -183,11 +180,16 @@ def _plan(
     # By id, as `include` may add what the matrix already has.
     cells: dict[str, Cell] = {}
     excluded = []
+    unused_rules = set(matrix.exclude)
+    workload_seeds = {}
     known = read_digests(digests)
     for workload in workloads:
+        if workload.entry.seeds is not None:
+            workload_seeds[workload.label] = workload.entry.seeds
         for point in _judged_points(workload, file, matrix, known, options):
             if isinstance(point, ExcludedPoint):
                 excluded.append(point)
+                unused_rules.discard(point.rule)
                 continue
             first = cells.setdefault(point.id, point)
             if first.workload.label != workload.label:  # both labels would show the same trials
@@ -202,45 +204,25 @@ def _plan(
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
         (reason, count), *_ = reasons.most_common(1)
         raise document.error((), f"found no cell to run: {count} left out by {reason}")
-    _check_axes_are_named(document, matrix, cells.values())
-    _check_axes_are_used(document, matrix, workloads)
-    used_rules = {point.rule for point in excluded}
-    workload_seeds = {}
-    for label, entry in file.workloads.items():
-        if entry.seeds is not None:
-            workload_seeds[label] = entry.seeds
+    _check_axes_are_named(matrix, cells.values())
     return Sweep(
         **{key.name: getattr(file, key.name) for key in fields(SweepKeys)},
         source=Path(document.sources[()]),
         cells=list(cells.values()),
         excluded=excluded,
-        unused_rules=sorted(matrix.exclude.keys() - used_rules),
+        unused_rules=sorted(unused_rules),
         workload_seeds=workload_seeds,
         options=options,
     )
 
 
-def _check_axes_are_named(document: Document, matrix: Matrix, cells: Iterable[Cell]) -> None:
+def _check_axes_are_named(matrix: Matrix, cells: Iterable[Cell]) -> None:
     """Raise BadInput for an axis that varies and that no workload gets, as each is a script."""
     for rows in matrix.columns:
         for axis in rows[0]:
             if axis in AXES and not any(cell.workload.receives(axis) for cell in cells):
                 problem = f"found an axis that no argument names; write {{{axis}}} in `arguments`"
-                raise document.error(matrix.axes[axis], problem)
-
-
-def _check_axes_are_used(
-    document: Document, matrix: Matrix, workloads: Sequence[SweepWorkload]
-) -> None:
-    """Raise BadInput for an axis of `matrix` or `zip` that every workload with it sets itself."""
-    for axis, key in matrix.axes.items():
-        having = workloads
-        if is_setting(axis):
-            having = [workload for workload in workloads if axis in workload.setting_types]
-        own = [{**workload.entry.settings, **workload.entry.axes} for workload in having]
-        if key[0] != "include" and all(axis in values for values in own):
-            problem = f"found what {having[0].label} sets itself; allowed: one of the two"
-            raise document.error(key, problem)
+                raise matrix.document.error(matrix.axes[axis], problem)
 
 
 def _judged_points(
@@ -261,25 +243,23 @@ def _judged_points(
         axes = Axes.of({axis: point[axis] for axis in point.keys() & FIELDS.keys()})
         settings = {axis: value for axis, value in point.items() if is_setting(axis)}
         lacking = (settings.keys() & matrix.axes.keys()) - workload.setting_types.keys()
+        for axis in lacking:  # planned without it: rules of `exclude` look at the other settings
+            del settings[axis]
         key = str(settings)
-        if key not in planned and not lacking:
+        if key not in planned:
             planned[key] = workload.plan(settings, digests, matrix.axes)
-        plan = planned.get(key)
-        declared: Values = {}
-        if plan is None:
-            reason: str | None = f"{workload.label} has no {min(lacking)}"
-        else:
-            declared = plan[0].settings
-            reason = find_reason(plan, axes)
-        rule = CONFLICT
+        reference, _ = planned[key]
+        rule, reason = CONFLICT, find_reason(planned[key], axes)
+        if lacking:
+            reason = f"{workload.label} has no {min(lacking)}"
         if included_by is None and matrix.exclude:
-            levels = {**declared, **axes.values, **point, "workload": workload.label}
+            levels = {**reference.settings, **axes.values, **point, "workload": workload.label}
             excluded_by = matrix.exclusion_of(levels)
             if excluded_by is not None:
                 rule, reason = excluded_by, "the sweep says so"
-        if plan is not None and reason is None:
+        if reason is None:
             yield Cell(
-                workload=plan[0],
+                workload=reference,
                 axes=axes,
                 environment=section_of(point, "env"),
                 length=length,
@@ -291,10 +271,10 @@ def _judged_points(
             continue
         # What is included is intended, unless `--set` has changed the sweep around it.
         if included_by is not None and "--set" not in options:
-            raise matrix.document.error(("include", included_by), str(reason))
+            raise matrix.document.error(("include", included_by), reason)
         yield ExcludedPoint(
             workload=workload.label,
             axes={**axes.values, **point},
             rule=rule,
-            reason=str(reason),
+            reason=reason,
         )

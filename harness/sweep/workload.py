@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -30,10 +30,18 @@ from harness.sweep.cell import (
     StopRule,
     Values,
     WorkloadRef,
+    is_setting,
     same_value,
 )
 from harness.sweep.document import Document
-from harness.sweep.files import Digests, describe_code, digest_files, files_by_setting, named_files
+from harness.sweep.files import (
+    Digests,
+    Files,
+    describe_code,
+    digest_files,
+    files_by_setting,
+    named_files,
+)
 from workloads.catalog import (
     BUILT_IN,
     Declaration,
@@ -94,12 +102,14 @@ class SweepWorkload:
         """Find the workload's code, and import a user's own class; raises BadInput."""
         self.document, self.label, self.entry = document, label, entry
         self.key: Key = ("workloads", label)  # where the entry is in the file, for errors
-        self.base = base_folder(document)
+        self.base = Path(document.sources[()]).absolute().parent  # of relative paths
         uses, key = entry.uses or label, (*self.key, "uses")
         if entry.module is not None:
             uses, key = script.module_file(entry.module, self.base), (*self.key, "module")
         has_arguments = entry.arguments is not None or entry.module is not None
-        self.declaration = _find_declaration(document, uses, key, has_arguments=has_arguments)
+        self.declaration = _find_declaration(
+            document, uses, key, self.base, has_arguments=has_arguments
+        )
         self.uses = uses if uses in BUILT_IN else self.declaration.path
         self.arguments: Sequence[str] | None = None  # of a script
         if self.uses.endswith(".py"):
@@ -118,6 +128,11 @@ class SweepWorkload:
             for kind in members_by_source(getattr(self.declaration, section)).values():
                 for name, hint in get_type_hints(kind, include_extras=True).items():
                     self.setting_types[f"{section}.{name}"] = hint
+
+    def takes(self, axis: str) -> bool:
+        """Return whether the workload takes an axis from the sweep: it has it and does not set it."""
+        has_axis = axis in self.setting_types or not is_setting(axis)
+        return has_axis and axis not in {**self.entry.axes, **self.entry.settings}
 
     def plan(self, values: Values, digests: Digests, axes: Collection[str] = ()) -> PlannedWorkload:
         """Return the workload with these values of its settings, by their axes, all checked.
@@ -146,26 +161,18 @@ class SweepWorkload:
                     unset.append(axis)
                 if not is_default and name in identity:
                     changed[axis] = identity[name]
+        # Settings with their defaults are left out: one that is added later changes no existing id.
+        identity = {"uses": canonical_name(self.uses, self.source), "settings": _to_json(changed)}
+        script_keys: dict[str, Any] = {"arguments": self.arguments, "target": entry.target}
+        script_keys |= {"module": entry.module, "launch": entry.launch}
         files = files_by_setting(*sections)
         if self.arguments is not None:
+            identity |= _to_json(script_keys)
             # What arguments name besides is an axis or a fact.
             settings = {axis: value for axis, value in settings.items() if value is not None}
             files = named_files(self.arguments, section_of(settings, "options"), self.base)
-        states = {}
-        contents = {}
-        for axis, of_setting in files.items():
-            try:
-                states[axis], contents[axis] = digest_files(of_setting, digests)
-            except OSError as error:
-                key = (*self.key, *axis.split(".", 1))
-                raise self.document.error(key, _unreadable(error)) from None
-        # Settings with their defaults are left out: one that is added later changes no existing id.
-        identity = {"uses": canonical_name(self.uses, self.source), "settings": _to_json(changed)}
+        states, contents = self._digest_files(files, digests)
         identity["files"] = contents or None
-        script_keys: dict[str, Any] = {"arguments": self.arguments, "target": entry.target}
-        script_keys |= {"module": entry.module, "launch": entry.launch}
-        if self.arguments is not None:
-            identity |= _to_json(script_keys)
         reference = WorkloadRef(
             label=self.label,
             uses=relative_name(self.uses, self.base),
@@ -178,6 +185,23 @@ class SweepWorkload:
             **script_keys,
         )
         return reference, sections
+
+    def _digest_files(
+        self, files: Mapping[str, Files], digests: Digests
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the states of the files of each setting, and the SHA-256 of their contents.
+
+        Raises BadInput for a file that can't be read.
+        """
+        states = {}
+        contents = {}
+        for axis, of_setting in files.items():
+            try:
+                states[axis], contents[axis] = digest_files(of_setting, digests)
+            except OSError as error:
+                key = (*self.key, *axis.split(".", 1))
+                raise self.document.error(key, _unreadable(error)) from None
+        return states, contents
 
     def _refuse_secrets(self, values: Values) -> None:
         """Raise BadInput for a setting or argument whose name says secret: they are recorded."""
@@ -214,21 +238,28 @@ class SweepWorkload:
             problem = "found 0; allowed: more, such as 0.15: stop looks at a validation set"
             raise document.error((*key, "validation"), problem)
         settings = replace(settings, **changes).with_paths_relative_to(self.base)
+        self._check_files(settings, values, key)
+        return settings
+
+    def _check_files(self, settings: Settings, values: Values, key: Key) -> None:
+        """Raise BadInput unless the files of settings, which are at `key`, can be read and fit.
+
+        The error is at the setting that the message begins with, if `values` has it, or at the one
+        that has the file.
+        """
         try:
             settings.check()
         except (OSError, ValueError) as error:
             problem = str(error)
             if isinstance(error, OSError):
                 problem = _unreadable(error)
-            # At the field that the message begins with, if any, or that has the file.
             name, _, rest = problem.partition(": ")
             if name in values:
-                raise document.error((*key, name), rest) from None
+                raise self.document.error((*key, name), rest) from None
             for place, path in settings.paths().items():
                 if problem.startswith(str(path)):
                     key = (*key, place.partition("[")[0])
-            raise document.error(key, problem) from None
-        return settings
+            raise self.document.error(key, problem) from None
 
 
 def find_reason(plan: PlannedWorkload, axes: Axes) -> str | None:
@@ -242,18 +273,13 @@ def find_reason(plan: PlannedWorkload, axes: Axes) -> str | None:
     return reason
 
 
-def base_folder(document: Document) -> Path:
-    """Return the folder that relative paths in a sweep file are relative to."""
-    return Path(document.sources[()]).absolute().parent
-
-
 def named_declaration(uses: str) -> Declaration:
     """Return the declaration of a workload named on the command line; raises BadInput."""
-    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, ())
+    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, (), Path.cwd())
 
 
 def _find_declaration(
-    document: Document, uses: str, key: Key, *, has_arguments: bool = False
+    document: Document, uses: str, key: Key, base: Path, *, has_arguments: bool = False
 ) -> Declaration:
     """Return the declaration of a workload; raises BadInput if it is unknown or invalid Python.
 
@@ -263,7 +289,6 @@ def _find_declaration(
     """
     if uses in BUILT_IN:
         return BUILT_IN[uses]
-    base = base_folder(document)
     try:
         if uses.endswith(".py") and (is_script(uses, base) or has_arguments):
             ast.parse((base / Path(uses).expanduser()).read_bytes(), filename=uses)

@@ -137,7 +137,7 @@ COMBINATIONS = [
         "set-by-the-workload",
         GOOD.replace("mlp: {", "mlp: {axes: {batch_size: 32}, ")
         + "matrix: {batch_size: [64, 256]}\n",
-        "sweep.yaml:4: matrix.batch_size: found what mlp sets itself; allowed: one of the two",
+        "sweep.yaml:4: matrix.batch_size: found what the workloads set themselves; allowed: one of the two",
     ),
     param(
         "all-excluded",

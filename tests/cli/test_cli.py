@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -96,8 +97,9 @@ def test_workloads_are_listed_with_what_a_sweep_may_set() -> None:
     assert "options.dropout 0 to 0.99 default 0.2" in mlp
     assert "data.path a path required data.classes 2 to 256 default 10" in mlp
     assert "data.source idx data.validation 0 to 0.99 default 0.0" in mlp
-    line = " ".join(harness("workloads", LINE).out.split())
-    assert "options.samples a whole number default 256" in line
+    for name in (LINE, os.path.relpath(LINE)):
+        line = " ".join(harness("workloads", name).out.split())
+        assert "options.samples a whole number default 256" in line
     refused = harness("workloads", "mpl")
     assert refused.code == 2
     assert refused.err.startswith("harness: WORKLOAD mpl: found no workload 'mpl'")
