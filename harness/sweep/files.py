@@ -42,7 +42,7 @@ def describe_code(source: CodeSource) -> Mapping[str, str]:
     """Return the code of a workload as it is on disk now, as `WorkloadRef.code`; raises OSError."""
     if source.distribution is not None:
         return {source.distribution: str(source.version)}
-    return {name: _digest(path) for name, path in source.files.items()}
+    return {name: file_digest(path) for name, path in source.files.items()}
 
 
 def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[str, str]:
@@ -56,7 +56,7 @@ def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[st
     digests = {}
     for name, path in user_files().items():
         if path.resolve() not in planned:
-            digests[name] = _digest(path) if path.exists() else MISSING
+            digests[name] = file_digest(path) if path.exists() else MISSING
     return digests
 
 
@@ -103,12 +103,12 @@ def digest_files(files: Files, known: Digests) -> tuple[str, str]:
     if state not in known:
         digest = hashlib.sha256()
         for name, path in files:
-            digest.update(f"{name}\0{_digest(path)}\0".encode())
+            digest.update(f"{name}\0{file_digest(path)}\0".encode())
         known[state] = digest.hexdigest()
     return state, known[state]
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file; raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

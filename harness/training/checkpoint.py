@@ -12,7 +12,6 @@ The weights of the best evaluation are no checkpoint, but for whoever uses the m
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -21,9 +20,8 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -35,6 +33,7 @@ from harness.core.paths import fsync_folder, write_atomically
 from harness.records.format import FileFormat, decode_file, sealed_text
 from harness.records.record import Interruption
 from harness.sweep.cell import CheckpointRules
+from harness.sweep.files import file_digest
 from harness.training.build import TrialParts
 from harness.training.digests import (
     Named,
@@ -56,12 +55,11 @@ from harness.training.resuming import (
     find_changes,
     find_mismatch,
 )
-from harness.training.state import COLUMNS, TrainingState
+from harness.training.state import TrainingState
 
 SEAL_SCHEMA = 6
 SEAL_FORMAT = FileFormat(name="seal of saved tensors", schema=SEAL_SCHEMA, is_sealed=True)
 END_SECONDS = 60.0  # that a file which is being written has to end
-ROW_BYTES = 8 * len(COLUMNS)  # of the series, float64
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
 EXTRA = "_extra_state"  # how names in a state dict end that are of a module's get_extra_state()
 # The best weights: unsharded parameters and buffers, other state, and the seal of both.
@@ -98,18 +96,6 @@ def read_seal(path: Path, conditions: Mapping[str, str]) -> Seal:
     return seal
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(file: BinaryIO) -> None:
-    """Have the disk hold what was written to a file."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
 class Checkpointer:
     """Saves and restores everything that a resumed trial depends on; every rank must call its methods.
 
@@ -117,9 +103,6 @@ class Checkpointer:
     waits for, and a thread writes the copy. Ranks agree in the reduction that ends a segment on when to
     begin, and on whether all have written theirs, so a rank that is slow to write holds up no other. A save
     that fails is a line in the log and in the record, and the next one is tried as if it had not.
-
-    The numbers of each step are appended to a file next to the checkpoints, `rank<R>.series`, so that a
-    save takes as long after a million steps as after ten. A resumed trial cuts off what is newer.
     """
 
     def __init__(self, parts: TrialParts) -> None:
@@ -129,7 +112,6 @@ class Checkpointer:
         self._rank = parts.mesh.rank
         self._has_model = parts.strategy.shards_parameters or self._rank == 0
         self._folder = parts.folder.resume_checkpoints
-        self._series_path = self._folder / f"rank{self._rank}.series"
         self._rules = parts.assignment.saves or CheckpointRules()
         self._before_training: State | None = describe_unsaved(parts)  # until it saves
         # What training has changed by the first save and no checkpoint has: none is written then.
@@ -138,7 +120,6 @@ class Checkpointer:
         self._conditions = describe_conditions(parts)
         self._writer = Thread()  # of the save that is under way
         self._begun_step, self._begun_at = 0, time.time()  # of the last save, or of this attempt
-        self._last = time.monotonic()  # when that was
         self._written_step = 0  # by this rank; 0 while it writes, and if it could not
         self.resumed_at = 0  # the steps done by earlier attempts
         self.saved_step = 0  # what a death would go back to
@@ -158,7 +139,7 @@ class Checkpointer:
             return step % self._rules.steps == 0
         if self._rules.seconds is None or self._rank != 0:
             return False
-        return time.monotonic() - self._last >= self._rules.seconds
+        return time.time() - self._begun_at >= self._rules.seconds
 
     def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> bool:
         """Take note of a save that all ranks have written, and begin one that is due.
@@ -199,15 +180,9 @@ class Checkpointer:
         must call this.
         """
         self._begun_step, self._begun_at = state.step, time.time()
-        self._last = time.monotonic()
         self._written_step = 0
-        first_row = self._rows_on_disk()
-        content: State = {
-            "at": self._begun_at,
-            "by": interrupted_by,
-            "state": state.to_dict(),
-            "rows": (first_row, state.rows(first_row)),
-        }
+        saved = {"step": state.step, "at": self._begun_at, "signal": interrupted_by}
+        content: State = {"saved": saved, "state": state.to_dict()}
         parts = self._state_of_parts()
         if self._before_training is not None:
             self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
@@ -216,14 +191,15 @@ class Checkpointer:
             content |= plain_copy(parts, "checkpoint", _copy_to_host)
         except NotApplied as error:
             self._unsaved = str(error)
-        if self._parts.device.type == "cuda":
-            torch.cuda.synchronize()
         return content
 
     def _state_of_parts(self) -> State:
         """Return what training changes of the parts: nested dicts of tensors and plain values."""
         step, model = self._step, self._parts.model
-        content: State = {"scaler": step.scaler.state()}
+        content: State = {
+            "scaler": step.scaler.grad_scaler.state_dict(),
+            "skipped": step.scaler.skipped_steps,
+        }
         if self._has_model:
             content["model"] = model.state_dict()
             content["optimizer"] = step.optimizer.state_dict()
@@ -247,8 +223,7 @@ class Checkpointer:
 
         A thread may call it.
         """
-        step = content["state"]["step"]
-        start, rows = content.pop("rows")
+        step = content["saved"]["step"]
         seal_path = self._seal_path(step)
         path = seal_path.with_suffix(".pt")
         try:
@@ -256,13 +231,10 @@ class Checkpointer:
                 raise StorageError(f"{self._unsaved}; the next attempt starts from step 0")
             path.parent.mkdir(parents=True, exist_ok=True)
             seal_path.unlink(missing_ok=True)  # of another attempt
-            with self._series_path.open("ab") as file:
-                file.truncate(start * ROW_BYTES)  # after what a crash has left of a row
-                file.write(rows.tobytes())
-                _flush(file)
             with path.open("wb") as file:
                 torch.save(content, file)
-                _flush(file)
+                file.flush()
+                os.fsync(file.fileno())
             write_seal(seal_path, step, [path.name], self._conditions)
             fsync_folder(self._folder)
             self._written_step = step
@@ -270,10 +242,6 @@ class Checkpointer:
             ours = error if isinstance(error, StorageError) else storage_error(error, path)
             problem = ours or one_line(error)
             state.note_unsaved(f"step {step} was not saved: {problem}")
-
-    def _rows_on_disk(self) -> int:
-        """Return of how many steps the numbers are written."""
-        return self._series_path.stat().st_size // ROW_BYTES if self._series_path.exists() else 0
 
     def _keep_begun(self) -> None:
         """Count on the checkpoint that was begun last, which all ranks have written, and remove old ones."""
@@ -296,21 +264,14 @@ class Checkpointer:
         interruption that this puts an end to, and the checkpoints that were passed over.
         """
         step, faults = self._newest_common_step()
-        if self._series_path.exists():
-            os.truncate(self._series_path, step * ROW_BYTES)
         if step:
             content = self._restore(step)
-            rows = np.fromfile(self._series_path, dtype=np.float64)
-            state.resume_from(content["state"], rows.reshape(-1, len(COLUMNS)))
+            saved = content["saved"]
+            state.resume_from(content["state"])
             self.resumed_at = self.saved_step = self._begun_step = self._written_step = step
-            lost_seconds = max(0.0, time.time() - content["at"])
-            state.interruptions.append(
-                Interruption(
-                    step=step, at=content["at"], signal=content["by"], lost_seconds=lost_seconds
-                )
-            )
-        if self._rank == 0:  # what one rank says is enough
-            state.refused_checkpoints = [*dict.fromkeys([*state.refused_checkpoints, *faults])]
+            lost_seconds = max(0.0, time.time() - saved["at"])
+            state.interruptions.append(Interruption(**saved, lost_seconds=lost_seconds))
+        state.refused_checkpoints += faults
 
     def _newest_common_step(self) -> tuple[int, list[str]]:
         """Return the newest step whose files all ranks hold, 0 if there is none.
@@ -345,9 +306,6 @@ class Checkpointer:
             return ""
         try:
             read_seal(path, self._conditions)
-            rows = self._rows_on_disk()
-            if rows < step:
-                raise BadFile(f"{self._series_path}: found {rows} steps; needed: {step}")
         except (BadInput, OSError) as error:
             return one_line(error)
         return None
@@ -377,7 +335,8 @@ class Checkpointer:
         _load_optimizer(self._step.optimizer, shared["optimizer"])
         if self._step.schedule is not None:
             self._step.schedule.load_state_dict(content["schedule"])
-        self._step.scaler.restore(content["scaler"])
+        self._step.scaler.grad_scaler.load_state_dict(content["scaler"])
+        self._step.scaler.skipped_steps = content["skipped"]
         if content["workload"]:
             self._parts.workload.load_state_dict(content["workload"])
         restore_generators(content["random"], self._parts.device)
@@ -398,12 +357,8 @@ class Checkpointer:
 def _copy_to_host(tensor: Tensor) -> Any:
     """Return a copy of a tensor on the CPU; of a sharded one, this rank's part."""
     part = local_part(tensor)
-    if part is not tensor:
-        return {SHARD: _copy_to_host(part)}
-    if tensor.is_cuda:
-        copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return copy.copy_(tensor.detach(), non_blocking=True)
-    return tensor.detach().clone()
+    copy = part.detach().to("cpu", copy=True)
+    return copy if part is tensor else {SHARD: copy}
 
 
 @torch.no_grad()

@@ -86,15 +86,10 @@ def workload_state(workload: Workload) -> State:
     loaded again.
     """
     name = type(workload).__name__
-    state: State = plain_copy(workload.state_dict(), f"{name}.state_dict()", _full_copy)
+    state: State = plain_copy(workload.state_dict(), f"{name}.state_dict()", full_tensor)
     if state and type(workload).load_state_dict is Workload.load_state_dict:
         raise NotApplied(f"{name} has state_dict(); needed: load_state_dict(state) too")
     return state
-
-
-def _full_copy(tensor: Tensor) -> Tensor:
-    """Return a copy of the unsharded tensor on the CPU."""
-    return full_tensor(tensor).clone()
 
 
 def plain_copy(value: Any, path: str, copy_tensor: Callable[[Tensor], Any]) -> Any:

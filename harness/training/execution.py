@@ -243,12 +243,3 @@ class Scaler:
             return {}
         scale = self.grad_scaler.get_scale()
         return {"loss_scale": scale, "loss_scale_skipped_steps": self.skipped_steps}
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"scaler": self.grad_scaler.state_dict(), "skipped": self.skipped_steps}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state` returned."""
-        self.skipped_steps = state["skipped"]
-        self.grad_scaler.load_state_dict(state["scaler"])

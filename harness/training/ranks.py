@@ -149,8 +149,7 @@ def seed_everything(seed: int, *stream: int) -> None:
     """Seed Python, NumPy and torch with `derive_seed(seed, *stream)`, on every device."""
     derived = derive_seed(seed, *stream)
     seed_generators(derived, CPU)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(derived)
+    torch.cuda.manual_seed_all(derived)  # does nothing without a GPU
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -90,21 +90,13 @@ def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | Non
 
 def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
     """Return a description of each value that may be a state, and that no checkpoint has, by name."""
-    model, optimizer, workload = parts.model, parts.optimizer, parts.workload
-    owners: list[tuple[str, object]] = [(type(optimizer).__name__, optimizer)]
-    if type(workload).state_dict is Workload.state_dict:
-        owners.append((type(workload).__name__, workload))
-    for path, module in model.named_modules():
-        origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-        is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
-        if origins - LIBRARIES and not is_saved:
-            owners.append((path or type(module).__name__, module))
+    model, optimizer = parts.model, parts.optimizer
     # What checkpoints restore, and others may refer to.
     objects = chain(model.modules(), model.parameters(), model.buffers())
     restored = {id(part) for part in objects}
     restored |= {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
     described: dict[str, Any] = {}
-    for name, owner in owners:
+    for name, owner in _owners(parts):
         for attribute, value in vars(owner).items():
             # Which modules train is in checkpoints.
             if attribute != "training" and not attribute.startswith("_"):
@@ -112,13 +104,25 @@ def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
                 described[f"{name}.{attribute}"] = [_describe(part) for part in values]
     for name, buffer in model.named_buffers():
         described[f"the shape of buffer {name}"] = buffer.shape
-    generators = []
-    for value in islice(_walk(parts.splits.train, restored), MOST_VALUES):
-        if isinstance(value, GENERATORS):
-            # Those of loader workers can't be seen: they are never the same as before.
-            generators.append(object() if parts.axes.num_workers else _describe(value))
+    values = islice(_walk(parts.splits.train, restored), MOST_VALUES)
+    generators = [_describe(value) for value in values if isinstance(value, GENERATORS)]
+    if generators and parts.axes.num_workers:
+        generators = [object()]  # those of workers can't be seen: they are never the same as before
     described["generators of the data set"] = generators
     return described
+
+
+def _owners(parts: TrialParts) -> Iterator[tuple[str, object]]:
+    """Yield the objects whose attributes may be a state that no checkpoint has, by name."""
+    optimizer, workload = parts.optimizer, parts.workload
+    yield type(optimizer).__name__, optimizer
+    if type(workload).state_dict is Workload.state_dict:
+        yield type(workload).__name__, workload
+    for path, module in parts.model.named_modules():
+        origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+        is_saved = type(module).get_extra_state is not nn.Module.get_extra_state
+        if origins - LIBRARIES and not is_saved:
+            yield path or type(module).__name__, module
 
 
 def _walk(value: Any, restored: Set[int], depth: int = DEEPEST) -> Iterator[Any]:

@@ -1,8 +1,7 @@
 """The state of a trial at one rank: its measurements so far, and how far it has come.
 
-A checkpoint contains the whole of it, but for the numbers of each step, which are in a file next to it
-(`harness.training.checkpoint`). So a resumed trial's record tells of all its attempts. A
-failed trial's record has what was in it when the trial failed.
+A checkpoint contains the whole of it. So a resumed trial's record tells of all its attempts. A failed
+trial's record has what was in it when the trial failed.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from msgspec import field
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -31,22 +31,18 @@ OF_RESULT = (
 )  # fmt: skip
 
 
-def _empty_series() -> dict[str, list[float]]:
-    return {name: [] for name in COLUMNS}
-
-
 class TrainingState(msgspec.Struct):
     """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
     # The numbers of each step, by the name of the column.
-    series: dict[str, list[float]] = field(default_factory=_empty_series)
+    series: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = []
     evaluations: list[Evaluation] = []
     order_sums: Sequence[int] = (0, 0)  # of the digest of the order (`harness.training.order`)
     interruptions: list[Interruption] = []
-    # Checkpoints that attempts did not resume from, and why, a line each; at rank 0 alone.
+    # Checkpoints that attempts did not resume from, and why, a line each.
     refused_checkpoints: list[str] = []
     # The weights of the best evaluation, at rank 0; path relative to the trial's folder.
     best_checkpoint: str | None = None
@@ -66,28 +62,26 @@ class TrainingState(msgspec.Struct):
         for name, values in self.series.items():
             values += columns.get(name, untimed).tolist()
 
-    def rows(self, start: int) -> Series:
-        """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
-        return np.column_stack([values[start:] for values in self.series.values()])
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, without the numbers of each step."""
+        """Return the state as plain values, and the numbers of each step, shape (COLUMNS, steps)."""
         content: dict[str, Any] = msgspec.to_builtins(replace(self, series={}))
+        # A tensor, because a million numbers of Python would take seconds to load.
+        content["series"] = torch.tensor([*self.series.values()], dtype=torch.float64)
         return content
 
-    def resume_from(self, content: Mapping[str, Any], rows: Series) -> None:
-        """Take over what `to_dict` and `rows` returned in an earlier attempt.
+    def resume_from(self, content: Mapping[str, Any]) -> None:
+        """Take over what `to_dict` returned in an earlier attempt.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.
         """
-        earlier = msgspec.convert(content, TrainingState)
+        earlier = msgspec.convert({**content, "series": {}}, TrainingState)
         for phase, seconds in self.phases.items():
             earlier.add_seconds(phase, seconds)
         for name in content:
             setattr(self, name, getattr(earlier, name))
         self.in_step = False
-        self.series = dict(zip(COLUMNS, rows.T.tolist(), strict=True))
+        self.series = dict(zip(COLUMNS, content["series"].tolist(), strict=True))
 
     def result(self) -> dict[str, Any]:
         """Return those fields of a RankResult that a trial leaves even if it fails."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +52,6 @@ class Strategy:
     def __init__(self, axes: Axes, mesh: Ranks, clock: StepClock) -> None:
         """Communication that would otherwise count as forward or backward is reported to `clock`."""
         self.axes, self.mesh, self.clock = axes, mesh, clock
-        # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
-        self.tree: TreeCollective | None = None
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Return the module that training steps call: `model`, wrapped and compiled.
@@ -80,12 +77,10 @@ class Strategy:
         """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
 
     def check_effect(self) -> None:
-        """Raise NotApplied if a setting did nothing in the steps so far.
+        """Raise NotApplied if the steps so far were not what was asked for.
 
-        Every rank must call this, between segments. Here that is `reduction: tree`.
+        Every rank must call this, between segments.
         """
-        if self.tree is not None and not self.tree.calls:
-            raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
@@ -110,7 +105,7 @@ class DDP(Strategy):
         torch.compile then cuts the graph at DDP's buckets, so that communication can still overlap
         with backward. Raises NotApplied for a bucket size without effect.
         """
-        axes, device = self.axes, self.mesh.device
+        axes = self.axes
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
         cap_mb = axes.ddp_bucket_cap_mb
@@ -125,24 +120,20 @@ class DDP(Strategy):
         # three ranks on, the last bits of the sum.
         if self.mesh.world_size > 2:
             self.arranging_steps = 2 if axes.ddp_static_graph else 1
-        self._replica = DistributedDataParallel(
-            model,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            **axes.torch_parameters("ddp"),
-        )
-        share: Callable[[Any], Any] | None = None  # a bucket of gradients, in place of DDP itself
+        self._replica = DistributedDataParallel(model, **axes.torch_parameters("ddp"))
+        # Shares a bucket of gradients, in place of DDP itself.
+        hook: Callable[..., Any] | None = None
         if axes.reduction == "tree":
-            self.tree = TreeCollective()
-            share = self.tree.all_reduce
+            hook = tree_all_reduce
         if axes.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-            compress = getattr(default_hooks, f"{axes.comm_hook}_compress_hook")
-            share = partial(compress, dist.group.WORLD)
-        if share is not None:
+            hook = getattr(default_hooks, f"{axes.comm_hook}_compress_hook")
+        if hook is not None:
             # A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
             # torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
-            self._replica.register_comm_hook(None, lambda _, bucket: share(bucket))
+            group = dist.group.WORLD
+            self._replica.register_comm_hook(group, lambda group, bucket: hook(group, bucket))
         return compiler(self._replica)
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
@@ -180,16 +171,14 @@ class FSDP2(Strategy):
         self._parameters = list(model.parameters())  # the shards
         # On GPUs, collectives overlap with computing, so the time in them is not lost.
         timed_by = self.clock if self.mesh.device.type == "cpu" else None
-        collective: Callable[..., Any] = reduce_scatter
-        if self.axes.reduction == "tree" and self.mesh.world_size > 1:
-            self.tree = TreeCollective()
-            collective = self.tree.reduce_scatter
+        is_tree = self.axes.reduction == "tree"
+        collective = tree_reduce_scatter if is_tree else reduce_scatter
         for module in self._sharded:
             if timed_by is not None:
                 module.set_custom_all_gather(ShardCollective(all_gather_single, timed_by))
-            if timed_by is not None or self.tree is not None:
+            if timed_by is not None or is_tree:
                 module.set_custom_reduce_scatter(ShardCollective(collective, timed_by))
-            if self.tree is not None and self.axes.precision == "fp64":
+            if is_tree and self.axes.precision == "fp64":
                 # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                 module.set_gradient_divide_factor(1.0)
         return training_module
@@ -226,7 +215,6 @@ class FSDP2(Strategy):
 
         FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
         """
-        super().check_effect()
         # Of opposite signs, so that the smallest are opposite too if all are equal.
         smallest, opposite = all_reduce_min(self._gradients, -self._gradients)
         if smallest != -opposite:
@@ -252,36 +240,29 @@ def sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-class TreeCollective:
-    """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
+def tree_reduce_scatter(
+    output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
+) -> None:
+    """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks, by a tree.
 
-    calls = 0  # buckets or groups of parameters that were summed up
+    `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
+    divided, whatever FSDP2 asks for: the training step does that.
+    """
+    received = torch.empty_like(input_tensor)
+    dist.all_to_all_single(received, input_tensor, group=group)
+    output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
 
-    def reduce_scatter(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
-    ) -> None:
-        """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks.
 
-        `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
-        divided, whatever FSDP2 asks for: the training step does that.
-        """
-        self.calls += 1
-        received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
-        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+def tree_all_reduce(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Return a future that is done, with the sum of all ranks' buckets of DDP, by a tree.
 
-    def all_reduce(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Return a future that is done, with the sum of all ranks' buckets of DDP.
-
-        Each rank gathers those of all ranks, and sums them up itself.
-        """
-        self.calls += 1
-        flat, group = bucket.buffer(), dist.group.WORLD
-        assert group is not None, "DDP has a process group"
-        gathered = flat.new_empty(group.size() * len(flat))
-        all_gather_single(gathered, flat, group=group)
-        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
-        devices = [flat.device] if flat.is_cuda else None
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-        future.set_result(flat)
-        return future
+    Each rank gathers those of all ranks, and sums them up itself.
+    """
+    flat = bucket.buffer()
+    gathered = flat.new_empty(group.size() * len(flat))
+    all_gather_single(gathered, flat, group=group)
+    flat.copy_(sum_rows(gathered.view(group.size(), -1)))
+    devices = [flat.device] if flat.is_cuda else None
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(flat)
+    return future

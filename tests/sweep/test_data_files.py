@@ -135,7 +135,7 @@ def test_files_are_read_only_if_they_look_changed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = planned(folder, start="a.json")
-    monkeypatch.setattr(spec_files, "_digest", None)
+    monkeypatch.setattr(spec_files, "file_digest", None)
     check(cell, folder)
 
 
@@ -144,14 +144,14 @@ def test_a_file_is_read_once_for_all_commands(
 ) -> None:
     data, memory = tmp_path / "data.bin", tmp_path / "file-digests.json"
     read: list[Path] = []
-    digest = spec_files._digest
+    digest = spec_files.file_digest
 
     def counted(path: Path) -> str:
         """Note that a file is read."""
         read.append(path)
         return digest(path)
 
-    monkeypatch.setattr(spec_files, "_digest", counted)
+    monkeypatch.setattr(spec_files, "file_digest", counted)
     for content in (b"a", b"b"):
         data.write_bytes(content)
         digests = [digest_files([("data", data)], {})]

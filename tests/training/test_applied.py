@@ -157,11 +157,7 @@ def test_a_loss_scale_falls_where_gradients_overflow_and_the_step_is_skipped() -
     scaler.backward(parameter.half().sum())
     assert scaler.step(optimizer, max_grad_norm=None)
     assert parameter[0].item() == pytest.approx(0.9)
-    account = scaler.account()
-    assert account == {"loss_scale": 2.0**15, "loss_scale_skipped_steps": 1}
-    restored = Scaler(Axes(batch_size=1, precision="fp16"), CPU)
-    restored.restore(scaler.state())
-    assert restored.account() == account
+    assert scaler.account() == {"loss_scale": 2.0**15, "loss_scale_skipped_steps": 1}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
