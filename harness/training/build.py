@@ -180,15 +180,14 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
     stated = parts.workload.flops_per_sample()
     if stated is not None:
         return float(stated)  # it may be a number of NumPy or torch
-    device = parts.device
     try:
-        with generators_kept(device):
+        with generators_kept(parts.device):
             batch = parts.micro_batch()
             shared: list[object] = [*parts.model.parameters()]
             shared += [value for value in vars(parts.workload).values() if isinstance(value, DATA)]
             memo = {id(value): value for value in shared}
             workload, model = deepcopy((parts.workload, parts.model), memo)
-            loss = under_autocast(parts.axes, device, workload.loss)
+            loss = under_autocast(parts.axes, parts.device, workload.loss)
             return flops_per_sample(loss, model, batch)
     except Exception as error:
         print(f"the operations of a sample are unknown: {one_line(error)}", flush=True)

@@ -248,12 +248,11 @@ class Checkpointer:
         if self._begun_step == self.saved_step:
             return
         self.saved_step = self._begun_step
-        if self._rank != 0:
-            return
-        # Another rank may have begun a later one.
-        whole = [step for step in self._newest_first() if step <= self.saved_step]
-        for step in whole[self._rules.keep :]:
-            shutil.rmtree(self._seal_path(step).parent, ignore_errors=True)
+        if self._rank == 0:
+            # Another rank may have begun a later one.
+            whole = [step for step in self._newest_first() if step <= self.saved_step]
+            for step in whole[self._rules.keep :]:
+                shutil.rmtree(self._seal_path(step).parent, ignore_errors=True)
 
     # Resuming
 
@@ -263,38 +262,32 @@ class Checkpointer:
         It goes into `state` and into all that this object was made with. `state` also gets the
         interruption that this puts an end to, and the checkpoints that were passed over.
         """
-        step, faults = self._newest_common_step()
-        if step:
-            content = self._restore(step)
-            saved = content["saved"]
-            state.resume_from(content["state"])
-            self.resumed_at = self.saved_step = self._begun_step = self._written_step = step
-            lost_seconds = max(0.0, time.time() - saved["at"])
-            state.interruptions.append(Interruption(**saved, lost_seconds=lost_seconds))
-        state.refused_checkpoints += faults
-
-    def _newest_common_step(self) -> tuple[int, list[str]]:
-        """Return the newest step whose files all ranks hold, 0 if there is none.
-
-        Newer ones are passed over; also returns why, a line each. They are removed: parts that this attempt
-        writes must not be taken together with those of an earlier one.
-        """
         faults: list[str] = []
-        steps: list[int] = broadcast_from_rank_0(self._newest_first())
-        for step in steps:
+        for step in broadcast_from_rank_0(self._newest_first()):
             folder = self._seal_path(step).parent
             fault = self._find_fault(step)
             (are_all_sound,) = all_reduce_min(fault is None)
             if are_all_sound:
-                return step, faults
+                self._resume_at(step, state)
+                break
             if fault is None:
                 fault = f"{folder}: another rank can't resume from it"
             if fault:
                 print(f"not resumed from {fault}", flush=True)
                 faults.append(fault)
             if self._rank == 0:
+                # Parts that this attempt writes must not be taken together with those of an earlier one.
                 shutil.rmtree(folder, ignore_errors=True)
-        return 0, faults
+        state.refused_checkpoints += faults
+
+    def _resume_at(self, step: int, state: TrainingState) -> None:
+        """Restore a checkpoint that all ranks hold."""
+        content = self._restore(step)
+        saved = content["saved"]
+        state.resume_from(content["state"])
+        self.resumed_at = self.saved_step = self._begun_step = self._written_step = step
+        lost_seconds = max(0.0, time.time() - saved["at"])
+        state.interruptions.append(Interruption(**saved, lost_seconds=lost_seconds))
 
     def _find_fault(self, step: int) -> str | None:
         """Return why this rank can't resume from its own file of a checkpoint, None if it can.
@@ -361,7 +354,6 @@ def _copy_to_host(tensor: Tensor) -> Any:
     return copy if part is tensor else {SHARD: copy}
 
 
-@torch.no_grad()
 def _restored(value: Any, like: Tensor) -> Any:
     """Return a saved value as it was: a rank's part as a tensor that is sharded as `like` is."""
     if not isinstance(value, dict) or SHARD not in value:
@@ -373,13 +365,11 @@ def _restored(value: Any, like: Tensor) -> Any:
 
 def _load_optimizer(optimizer: Optimizer, saved: State) -> None:
     """Restore an optimizer's state, sharded as its parameters are."""
-    parameters: list[Tensor] = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
-    for number, values in saved["state"].items():
-        for name, value in values.items():
-            values[name] = _restored(value, parameters[number])
     for group, present in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for number, parameter in zip(group["params"], present["params"], strict=True):
+            values = saved["state"].get(number, {})
+            for name, value in values.items():
+                values[name] = _restored(value, parameter)
         for name, value in group.items():
             if isinstance(value, Tensor):  # a rate: a GPU divides by one on the CPU in other bits
                 group[name] = value.to(present[name].device)

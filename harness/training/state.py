@@ -80,7 +80,6 @@ class TrainingState(msgspec.Struct):
             earlier.add_seconds(phase, seconds)
         for name in content:
             setattr(self, name, getattr(earlier, name))
-        self.in_step = False
         self.series = dict(zip(COLUMNS, content["series"].tolist(), strict=True))
 
     def result(self) -> dict[str, Any]:
