@@ -231,7 +231,7 @@ class RankResult:
     # Steps, counted from 0, that are not measured: a loader may have fetched for them in a pause.
     refilled_steps: Sequence[Number] = ()
     interruptions: Sequence[Interruption] = ()
-    # Checkpoints that attempts did not go on from, and why: a line each, of rank 0 alone.
+    # Checkpoints that attempts did not resume from, and why: a line each.
     refused_checkpoints: Sequence[str] = ()
     unsaved: Sequence[str] = ()  # saves of any kind that failed, and why: a line each
     # Of the samples that it saw; see `harness.training.order`.
