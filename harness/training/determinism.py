@@ -70,9 +70,11 @@ class DeterministicMode:
         """Set all that the mode needs; without it, leave everything as it is."""
         self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
         self._switches = SWITCHES
-        if axes.execution != "eager":  # as to load Inductor takes a second
+        if axes.execution != "eager":
+            import torch._inductor.config as inductor  # takes a second to load
+
             # Inductor would choose among some kernels by how fast they are on this occasion.
-            self._switches = SWITCHES | {"torch._inductor.config.deterministic": True}
+            self._switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
         # In force, by the names in torch's documentation; None without the mode.
         self.settings: Mapping[str, object] | None = None
         if not axes.deterministic:
