@@ -105,7 +105,10 @@ def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
     for name, buffer in model.named_buffers():
         described[f"the shape of buffer {name}"] = buffer.shape
     values = islice(_walk(parts.splits.train, restored), MOST_VALUES)
-    generators = [_describe(value) for value in values if isinstance(value, GENERATORS)]
+    generators: list[object] = []
+    for value in values:
+        if isinstance(value, GENERATORS):
+            generators.append(_describe(value))
     if generators and parts.axes.num_workers:
         generators = [object()]  # those of workers can't be seen: they are never the same as before
     described["generators of the data set"] = generators

@@ -31,12 +31,16 @@ OF_RESULT = (
 )  # fmt: skip
 
 
+def _empty_series() -> dict[str, list[float]]:
+    return {name: [] for name in COLUMNS}
+
+
 class TrainingState(msgspec.Struct):
     """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
     # The numbers of each step, by the name of the column.
-    series: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    series: dict[str, list[float]] = field(default_factory=_empty_series)
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = []
     evaluations: list[Evaluation] = []
