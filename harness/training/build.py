@@ -24,7 +24,6 @@ from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.record import TargetMetric
 from harness.sweep.axes import STRATEGIES, setting_that_needs_gpu
-from harness.sweep.cell import StopRule
 from harness.training.determinism import DeterministicMode
 from harness.training.digests import workload_state
 from harness.training.execution import Compiler, apply_matmul_precision, under_autocast
@@ -41,7 +40,7 @@ from harness.training.ranks import Ranks, derive_seed, generators_kept, seed_eve
 from harness.training.state import TrainingState
 from harness.training.step import TrainStep, TreeStep
 from harness.training.strategies import Strategy
-from workloads.base import Batch, Samples, Splits, TensorSamples, Workload, load_splits
+from workloads.base import Batch, Samples, TensorSamples, Workload, load_splits
 
 # Attributes of a workload that are too large to be copied, and that training does not change.
 DATA = (Tensor, np.ndarray, Dataset, TensorSamples)
@@ -76,7 +75,13 @@ class TrialParts:
         with state.timed("data"):
             # The same at every rank, as splits may be drawn.
             seed_everything(seed)
-            self.splits = _load_splits(workload, cell.stop)
+            self.splits = load_splits(workload)
+        if cell.stop is not None and self.splits.validation is None:
+            raise BadInput(
+                f"stop: {type(workload).__name__}.splits(): found no validation set; allowed:"
+                " Splits(train, test, validation), so that the test set does not decide when training"
+                " ends"
+            )
         self.order = BatchOrder(
             samples=len(self.splits.train),
             batch_size=axes.batch_size,
@@ -153,20 +158,6 @@ def check_metrics(parts: TrialParts) -> None:
             f"{type(workload).__name__}.metrics(): found {', '.join(metrics) or 'nothing'};"
             f" allowed: metrics with {name!r} among them, which the target names"
         )
-
-
-def _load_splits(workload: Workload, rule: StopRule | None) -> Splits:
-    """Return the samples; raises BadInput for a set without samples, and for a missing one."""
-    splits, name = load_splits(workload), f"{type(workload).__name__}.splits()"
-    for kind, samples in (("test", splits.test), ("validation", splits.validation)):
-        if samples is not None and not len(samples):
-            raise BadInput(f"{name}: found no sample in the {kind} set; allowed: one or more")
-    if rule is not None and splits.validation is None:
-        raise BadInput(
-            f"stop: {name}: found no validation set; allowed: Splits(train, test, validation), so that"
-            " the test set does not decide when training ends"
-        )
-    return splits
 
 
 def _flops_per_sample(parts: TrialParts) -> float | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -55,11 +56,12 @@ from harness.training.resuming import (
     find_changes,
     find_mismatch,
 )
-from harness.training.state import TrainingState
+from harness.training.state import COLUMNS, TrainingState
 
 SEAL_SCHEMA = 6
 SEAL_FORMAT = FileFormat(name="seal of saved tensors", schema=SEAL_SCHEMA, is_sealed=True)
 END_SECONDS = 60.0  # that a file which is being written has to end
+ROW_BYTES = 8 * len(COLUMNS)  # of the series, float64
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
 EXTRA = "_extra_state"  # how names in a state dict end that are of a module's get_extra_state()
 # The best weights: unsharded parameters and buffers, other state, and the seal of both.
@@ -103,6 +105,9 @@ class Checkpointer:
     waits for, and a thread writes the copy. Ranks agree in the reduction that ends a segment on when to
     begin, and on whether all have written theirs, so a rank that is slow to write holds up no other. A save
     that fails is a line in the log and in the record, and the next one is tried as if it had not.
+
+    The numbers of each step are appended to a file next to the checkpoints, `rank<R>.series`, so that a
+    save takes as long after a million steps as after ten. What is newer than a checkpoint is written over.
     """
 
     def __init__(self, parts: TrialParts) -> None:
@@ -112,6 +117,8 @@ class Checkpointer:
         self._rank = parts.mesh.rank
         self._has_model = parts.strategy.shards_parameters or self._rank == 0
         self._folder = parts.folder.resume_checkpoints
+        self._series_path = self._folder / f"rank{self._rank}.series"
+        self._rows = 0  # of the series that are written and count
         self._rules = parts.assignment.saves or CheckpointRules()
         self._before_training: State | None = describe_unsaved(parts)  # until it saves
         # What training has changed by the first save and no checkpoint has: none is written then.
@@ -119,7 +126,8 @@ class Checkpointer:
         # They must be the same for a trial to resume.
         self._conditions = describe_conditions(parts)
         self._writer = Thread()  # of the save that is under way
-        self._begun_step, self._begun_at = 0, time.time()  # of the last save, or of this attempt
+        self._begun_step = 0  # of the last save
+        self._last = time.monotonic()  # when it, or this attempt, began
         self._written_step = 0  # by this rank; 0 while it writes, and if it could not
         self.resumed_at = 0  # the steps done by earlier attempts
         self.saved_step = 0  # what a death would go back to
@@ -139,7 +147,7 @@ class Checkpointer:
             return step % self._rules.steps == 0
         if self._rules.seconds is None or self._rank != 0:
             return False
-        return time.time() - self._begun_at >= self._rules.seconds
+        return time.monotonic() - self._last >= self._rules.seconds
 
     def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> bool:
         """Take note of a save that all ranks have written, and begin one that is due.
@@ -179,10 +187,10 @@ class Checkpointer:
         Where ranks have replicas, only rank 0 saves the parameters and the optimizer's state. Every rank
         must call this.
         """
-        self._begun_step, self._begun_at = state.step, time.time()
+        self._begun_step, self._last = state.step, time.monotonic()
         self._written_step = 0
-        saved = {"step": state.step, "at": self._begun_at, "signal": interrupted_by}
-        content: State = {"saved": saved, "state": state.to_dict()}
+        saved = {"step": state.step, "at": time.time(), "signal": interrupted_by}
+        content: State = {"saved": saved, "state": state.to_dict(), "rows": state.rows(self._rows)}
         parts = self._state_of_parts()
         if self._before_training is not None:
             self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
@@ -223,7 +231,7 @@ class Checkpointer:
 
         A thread may call it.
         """
-        step = content["saved"]["step"]
+        step, rows = content["saved"]["step"], content.pop("rows")
         seal_path = self._seal_path(step)
         path = seal_path.with_suffix(".pt")
         try:
@@ -231,6 +239,12 @@ class Checkpointer:
                 raise StorageError(f"{self._unsaved}; the next attempt starts from step 0")
             path.parent.mkdir(parents=True, exist_ok=True)
             seal_path.unlink(missing_ok=True)  # of another attempt
+            with self._series_path.open("ab") as file:
+                file.truncate(self._rows * ROW_BYTES)  # after what a failure has left
+                file.write(rows.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            self._rows = step
             with path.open("wb") as file:
                 torch.save(content, file)
                 file.flush()
@@ -284,7 +298,9 @@ class Checkpointer:
         """Restore a checkpoint that all ranks hold."""
         content = self._restore(step)
         saved = content["saved"]
-        state.resume_from(content["state"])
+        rows = np.fromfile(self._series_path, count=step * len(COLUMNS))
+        state.resume_from(content["state"], rows.reshape(step, -1))
+        self._rows = step
         self.resumed_at = self.saved_step = self._begun_step = self._written_step = step
         lost_seconds = max(0.0, time.time() - saved["at"])
         state.interruptions.append(Interruption(**saved, lost_seconds=lost_seconds))
@@ -299,6 +315,9 @@ class Checkpointer:
             return ""
         try:
             read_seal(path, self._conditions)
+            rows = self._series_path.stat().st_size // ROW_BYTES
+            if rows < step:
+                raise BadFile(f"{self._series_path}: found {rows} steps; needed: {step}")
         except (BadInput, OSError) as error:
             return one_line(error)
         return None
@@ -404,7 +423,6 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
             weights[name] = whole.to_dense().clone(memory_format=torch.contiguous_format)
     if parts.mesh.rank != 0:
         return None
-    conditions = {"trial": parts.assignment.trial.id}
     folder = parts.folder.best_checkpoints
     aside = folder.with_name(f".{folder.name}")
     try:
@@ -412,7 +430,8 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
         aside.mkdir(parents=True)
         save_file(weights, aside / WEIGHTS_FILE)
         torch.save(rest, aside / REST_FILE)
-        write_seal(aside / SEAL_FILE, state.step, [WEIGHTS_FILE, REST_FILE], conditions)
+        of_trial = {"trial": parts.assignment.trial.id}
+        write_seal(aside / SEAL_FILE, state.step, [WEIGHTS_FILE, REST_FILE], of_trial)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
         return str(folder.relative_to(parts.folder.path))

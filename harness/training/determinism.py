@@ -31,12 +31,7 @@ GPU_VARIABLES = {
 }
 # MKL would take other paths through a product where a matrix does not begin at an aligned address.
 # Torch aligns its memory, and NumPy, whose arrays a batch may be, does not.
-CPU_VARIABLES = {
-    "MKL_CBWR": (
-        "AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX2,STRICT", "AVX512", "AVX512,STRICT", "AVX512_E1",
-        "AVX512_E1,STRICT",
-    ),
-}  # fmt: skip
+CPU_VARIABLES = {"MKL_CBWR": ("AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX512")}
 # Attributes of torch's modules. Torch fills uninitialized memory with NaN: what reads such memory
 # then fails by a loss of NaN, and costs no time that could be measured.
 SWITCHES = {

@@ -33,7 +33,6 @@ from workloads.base import Workload
 from workloads.catalog import load_class
 
 COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
-CPU_CAPABILITY = "ATEN_CPU_CAPABILITY"
 
 
 @contextmanager
@@ -101,23 +100,11 @@ def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment
 
 
 def check_variables(assigned: Variables) -> None:
-    """Raise NotApplied unless this process has the variables of its cell, and torch obeys them.
-
-    Of torch's own, ATEN_CPU_CAPABILITY is checked: torch takes a value that it does not know for none,
-    with a warning only.
-    """
+    """Raise NotApplied unless this process has the variables of its cell."""
     for name, value in assigned.items():
         if os.environ.get(name) != value:
             found = os.environ.get(name, "unset")
             raise NotApplied(f"{PREFIX}{name}={value or 'unset'} was not passed on: found {found}")
-    value = assigned.get(CPU_CAPABILITY)
-    if value is None:
-        return
-    capability = torch.backends.cpu.get_cpu_capability()
-    # Torch calls `default` one or the other, by its version.
-    names = {"default": ("DEFAULT", "NO AVX")}.get(value, (value.upper(),))
-    if capability not in names:
-        raise NotApplied(f"{PREFIX}{CPU_CAPABILITY}={value} had no effect: torch uses {capability}")
 
 
 def environment_of(assignment: Assignment) -> Environment:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -231,11 +232,8 @@ def batch_samples(batch: Any) -> float:
 
 def first_parameter(optimizer: Optimizer) -> Tensor | None:
     """Return the first parameter of an optimizer, None if it has none."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            first: Tensor = parameter
-            return first
-    return None
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return next(parameters, None)
 
 
 def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitStack) -> None:

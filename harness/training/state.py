@@ -1,7 +1,8 @@
 """The state of a trial at one rank: its measurements so far, and how far it has come.
 
-A checkpoint contains the whole of it. So a resumed trial's record tells of all its attempts. A failed
-trial's record has what was in it when the trial failed.
+A checkpoint contains the whole of it, but for the numbers of each step, which are in a file next to it
+(`harness.training.checkpoint`). So a resumed trial's record tells of all its attempts. A failed trial's
+record has what was in it when the trial failed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from msgspec import field
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -66,25 +66,27 @@ class TrainingState(msgspec.Struct):
         for name, values in self.series.items():
             values += columns.get(name, untimed).tolist()
 
+    def rows(self, start: int) -> Series:
+        """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
+        return np.column_stack([values[start:] for values in self.series.values()])
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as plain values, and the numbers of each step, shape (COLUMNS, steps)."""
+        """Return the state as plain values, without the numbers of each step."""
         content: dict[str, Any] = msgspec.to_builtins(replace(self, series={}))
-        # A tensor, because a million numbers of Python would take seconds to load.
-        content["series"] = torch.tensor([*self.series.values()], dtype=torch.float64)
         return content
 
-    def resume_from(self, content: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` returned in an earlier attempt.
+    def resume_from(self, content: Mapping[str, Any], rows: Series) -> None:
+        """Take over what `to_dict` and `rows` returned in an earlier attempt.
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.
         """
-        earlier = msgspec.convert({**content, "series": {}}, TrainingState)
+        earlier = msgspec.convert(content, TrainingState)
         for phase, seconds in self.phases.items():
             earlier.add_seconds(phase, seconds)
         for name in content:
             setattr(self, name, getattr(earlier, name))
-        self.series = dict(zip(COLUMNS, content["series"].tolist(), strict=True))
+        self.series = dict(zip(COLUMNS, rows.T.tolist(), strict=True))
 
     def result(self) -> dict[str, Any]:
         """Return those fields of a RankResult that a trial leaves even if it fails."""

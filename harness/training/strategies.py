@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.core.errors import NotApplied
@@ -52,6 +53,8 @@ class Strategy:
     def __init__(self, axes: Axes, mesh: Ranks, clock: StepClock) -> None:
         """Communication that would otherwise count as forward or backward is reported to `clock`."""
         self.axes, self.mesh, self.clock = axes, mesh, clock
+        # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
+        self.tree: TreeCollective | None = None
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Return the module that training steps call: `model`, wrapped and compiled.
@@ -77,10 +80,12 @@ class Strategy:
         """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
 
     def check_effect(self) -> None:
-        """Raise NotApplied if the steps so far were not what was asked for.
+        """Raise NotApplied if a setting did nothing in the steps so far.
 
-        Every rank must call this, between segments.
+        Every rank must call this, between segments. Here that is `reduction: tree`.
         """
+        if self.tree is not None and not self.tree.calls:
+            raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
@@ -124,7 +129,8 @@ class DDP(Strategy):
         # Shares a bucket of gradients, in place of DDP itself.
         hook: Callable[..., Any] | None = None
         if axes.reduction == "tree":
-            hook = tree_all_reduce
+            self.tree = TreeCollective()
+            hook = self.tree.all_reduce
         if axes.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -171,14 +177,16 @@ class FSDP2(Strategy):
         self._parameters = list(model.parameters())  # the shards
         # On GPUs, collectives overlap with computing, so the time in them is not lost.
         timed_by = self.clock if self.mesh.device.type == "cpu" else None
-        is_tree = self.axes.reduction == "tree"
-        collective = tree_reduce_scatter if is_tree else reduce_scatter
+        collective: Callable[..., Any] = reduce_scatter
+        if self.axes.reduction == "tree":
+            self.tree = TreeCollective()
+            collective = self.tree.reduce_scatter
         for module in self._sharded:
             if timed_by is not None:
                 module.set_custom_all_gather(ShardCollective(all_gather_single, timed_by))
-            if timed_by is not None or is_tree:
+            if timed_by is not None or self.tree is not None:
                 module.set_custom_reduce_scatter(ShardCollective(collective, timed_by))
-            if is_tree and self.axes.precision == "fp64":
+            if self.tree is not None and self.axes.precision == "fp64":
                 # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                 module.set_gradient_divide_factor(1.0)
         return training_module
@@ -215,6 +223,7 @@ class FSDP2(Strategy):
 
         FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
         """
+        super().check_effect()
         # Of opposite signs, so that the smallest are opposite too if all are equal.
         smallest, opposite = all_reduce_min(self._gradients, -self._gradients)
         if smallest != -opposite:
@@ -240,29 +249,35 @@ def sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-def tree_reduce_scatter(
-    output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
-) -> None:
-    """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks, by a tree.
+class TreeCollective:
+    """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
 
-    `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
-    divided, whatever FSDP2 asks for: the training step does that.
-    """
-    received = torch.empty_like(input_tensor)
-    dist.all_to_all_single(received, input_tensor, group=group)
-    output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+    calls = 0  # buckets or groups of parameters that were summed up
 
+    def reduce_scatter(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
+    ) -> None:
+        """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks.
 
-def tree_all_reduce(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Return a future that is done, with the sum of all ranks' buckets of DDP, by a tree.
+        `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
+        divided, whatever FSDP2 asks for: the training step does that.
+        """
+        self.calls += 1
+        received = torch.empty_like(input_tensor)
+        dist.all_to_all_single(received, input_tensor, group=group)
+        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
 
-    Each rank gathers those of all ranks, and sums them up itself.
-    """
-    flat = bucket.buffer()
-    gathered = flat.new_empty(group.size() * len(flat))
-    all_gather_single(gathered, flat, group=group)
-    flat.copy_(sum_rows(gathered.view(group.size(), -1)))
-    devices = [flat.device] if flat.is_cuda else None
-    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-    future.set_result(flat)
-    return future
+    def all_reduce(self, group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
+        """Return a future that is done, with the sum of all ranks' buckets of DDP.
+
+        Each rank gathers those of all ranks, and sums them up itself.
+        """
+        self.calls += 1
+        flat = bucket.buffer()
+        gathered = flat.new_empty(group.size() * len(flat))
+        all_gather_single(gathered, flat, group=group)
+        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
+        devices = [flat.device] if flat.is_cuda else None
+        future: Future[Tensor] = Future(devices=devices)
+        future.set_result(flat)
+        return future

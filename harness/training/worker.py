@@ -74,9 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.training.worker", description=__doc__)
     parser.add_argument("folder", type=Path, help="the trial's folder, which holds trial.json")
     parser.add_argument("--task", choices=TASKS, help="what to do instead of training")
-    parser.add_argument(
-        "--write-logs", action="store_true", help="write output to FOLDER/logs/rank<N>.log"
-    )
+    parser.add_argument("--write-logs", action="store_true", help="write FOLDER/logs/rank<N>.log")
     options = parser.parse_args(arguments)
     ranks, folder = Ranks.from_environment(), TrialFolder.of_attempt(options.folder.absolute())
     ranks.export()
@@ -116,9 +114,8 @@ def train(
     if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
         from harness.training.script import run_script
 
-        threading.Thread(
-            target=_end_when_asked, args=(folder, ranks, entered, state), daemon=True
-        ).start()
+        of_rank = (folder, ranks, entered, state)
+        threading.Thread(target=_end_when_asked, args=of_rank, daemon=True).start()
         return run_script(folder, ranks, entered, state)
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
@@ -171,8 +168,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         return result
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
-        reason = trainer.stop_reason or "length"
-        stop = StopOutcome(reason=reason, step=state.step)
+        stop = StopOutcome(reason=trainer.stop_reason or "length", step=state.step)
     tokens = parts.workload.tokens_per_sample()
     report = Rank0Report(
         target=parts.target,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import BadInput, NotApplied
+from harness.core.errors import NotApplied
 from harness.measure.clock import StepClock
 from harness.sweep.axes import Axes
 from harness.training.execution import (
@@ -169,24 +169,6 @@ def test_gradients_are_clipped_to_the_norm_before_the_step(precision: Any) -> No
     scaler.backward((halved * torch.tensor([0.375, 0.5])).sum())
     scaler.step(optimizer, max_grad_norm=0.1)
     assert parameter.tolist() == pytest.approx([-0.06, -0.08], abs=1e-5)
-
-
-class EmptySet(LineFit):
-    """Has no sample to evaluate in one of its sets."""
-
-    empty = ""
-
-    def splits(self) -> Splits:
-        return replace(super().splits(), **{self.empty: TensorSamples((torch.empty(0, 8),))})
-
-
-@pytest.mark.parametrize("name", ["test", "validation"])
-def test_a_set_without_samples_is_refused_before_training(tmp_path: Path, name: str) -> None:
-    workload = EmptySet(Options(), Settings())
-    workload.empty = name
-    found = rf"EmptySet.splits\(\): found no sample in the {name} set; allowed: one or more"
-    with pytest.raises(BadInput, match=found):
-        make_trainer(make_assignment(steps=1), workload, tmp_path)
 
 
 class LearnedScale(LineFit):

@@ -22,7 +22,7 @@ from harness.records.format import decode_file, sealed_text
 from harness.records.record import RankResult, StopOutcome
 from harness.sweep import sweep as spec
 from harness.training import checkpoint, train, worker
-from harness.training.checkpoint import SEAL_FORMAT, Seal, read_seal
+from harness.training.checkpoint import ROW_BYTES, SEAL_FORMAT, Seal, read_seal
 from harness.training.order import BatchOrder
 from harness.training.state import TrainingState
 from tests.support.running import LINE, line_sweep
@@ -63,7 +63,7 @@ STOPPED: dict[str, Any] = {
     "stop": {"patience": 2},
 }
 STOPPED_AT = 3 * STEPS_BETWEEN_EVALUATIONS
-PART, SEAL = "rank0.pt", "rank0.seal"  # files of rank 0
+PART, SEAL, SERIES = "rank0.pt", "rank0.seal", "rank0.series"  # files of rank 0
 NEVER = 1 << 30  # more forward passes than any evaluation has
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -211,7 +211,7 @@ def test_an_attempt_without_a_step_leaves_no_checkpoint_and_counts_as_none(tmp_p
         [0, 0, 3, 3],
         between=lambda folder: checkpoints.append(names_in(folder.resume_checkpoints)),
     )
-    assert checkpoints == [[], [], ["step-000000003"], ["step-000000003"]]
+    assert checkpoints == [[], [], [SERIES, "step-000000003"], [SERIES, "step-000000003"]]
     assert interruptions == [(3, "SIGUSR2")]
 
 
@@ -331,10 +331,23 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     assert newest_whole(trial_folder) == earlier
     interrupt(trial_folder, assignment, 6)
     assert newest_whole(trial_folder) == newest
-    assert names_in(trial_folder.resume_checkpoints) == [earlier.name, newest.name]
+    assert names_in(trial_folder.resume_checkpoints) == [SERIES, earlier.name, newest.name]
     result = attempt(trial_folder, assignment, None)
     (refused,) = result.refused_checkpoints
     assert refused.startswith(str(newest))
+
+
+def test_a_checkpoint_of_more_steps_than_have_numbers_is_passed_over(tmp_path: Path) -> None:
+    """No number is made up for a step."""
+    assignment = load_assignment(tmp_path, PLAIN)
+    trial_folder = TrialFolder(tmp_path / "trial")
+    for stop in (3, 6):
+        interrupt(trial_folder, assignment, stop)
+    truncate(trial_folder.resume_checkpoints / SERIES)
+    result = attempt(trial_folder, assignment, None)
+    (refused,) = result.refused_checkpoints
+    assert refused.endswith("found 3 steps; needed: 6")
+    assert [entry.step for entry in result.interruptions] == [3]
 
 
 def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Path) -> None:
@@ -389,6 +402,20 @@ def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     result = attempt(trial_folder, assignment, None)
     assert [interruption.step for interruption in result.interruptions] == [3]
     assert list(result.refused_checkpoints) == []
+
+
+def test_a_save_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    """The numbers of each step are appended to a file of their own."""
+    folder = TrialFolder(tmp_path / "trial")
+    sizes = []
+    for stop in (3, 18):
+        interrupt(folder, load_assignment(tmp_path, PLAIN), stop)
+        content = torch.load(
+            folder.resume_checkpoints / f"step-{stop:09d}" / PART, weights_only=True
+        )
+        assert content["state"]["series"] == {}
+        sizes.append((folder.resume_checkpoints / SERIES).stat().st_size)
+    assert sizes == [3 * ROW_BYTES, 18 * ROW_BYTES]
 
 
 # The signal
