@@ -22,6 +22,7 @@ from harness.records.format import Amount, Moment, Number, Ordinal
 from harness.records.numbers import RATES, final_name, over_trials
 from harness.records.record import Rank0Report, Record, Status, TargetMetric
 from harness.statistics.interval import (
+    FEWEST_VALUES,
     Interval,
     geometric_mean_interval,
     mean_by_seed,
@@ -38,7 +39,6 @@ ORIGIN = (
     "parameter_digest", "order_digest", "violations", "failure",
 )  # fmt: skip
 
-FEWEST_SEEDS = 3  # of a mean with an interval
 KEPT_ENVIRONMENTS = 1024  # of which the fields are kept; a sweep has a few
 # Fields of environments that comparisons leave out: what the key of the hardware has in it, what
 # bears on no number, and lists whose content other fields have.
@@ -260,7 +260,7 @@ class CellResult:
     def throughput(self) -> Interval | None:
         """The geometric mean of samples/s with its 95% interval over seeds; None if not measured.
 
-        Fewer than `FEWEST_SEEDS` seeds have a mean without an interval: two would have one of 25 times
+        Fewer than `FEWEST_VALUES` seeds have a mean without an interval: two would have one of 25 times
         their standard error.
         """
         if not self.measured_trials:
@@ -346,7 +346,7 @@ def mean_over_seeds(
 
 def _without_bounds_of_few(interval: Interval) -> Interval:
     """Return an interval over seeds, without its bounds where there are too few of them."""
-    if interval.count < FEWEST_SEEDS:
+    if interval.count < FEWEST_VALUES:
         return replace(interval, bounds=None)
     return interval
 

@@ -161,7 +161,7 @@ def describe_verdict(verdict: MetricVerdict) -> str:
         means = f"{verdict.mean_a:.4f} → {verdict.mean_b:.4f}"
         interval = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
         min_effect = f"{metric.min_effect:g}"
-    if estimate.standard_error is not None:
+    if verdict.interval is not None:
         change += f" ({interval})"
     if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
         change += ", certain for this cell alone but not over all of them"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95  # of intervals, unless a caller says otherwise
+# Of two values, Student's interval reaches nine standard deviations to either side.
+FEWEST_VALUES = 3  # that an interval is shown of
 LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.statistics.estimate import Estimate
-from harness.statistics.interval import exp
+from harness.statistics.interval import FEWEST_VALUES, exp
 
 ALPHA = 0.05
 Outcome = Literal["better", "worse", "same", "inconclusive"]
@@ -89,8 +89,13 @@ class MetricVerdict(Question):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The bounds of the effect; None where too few values give none."""
+        """The bounds of the effect, as all that shows a verdict has them; None where they say nothing.
+
+        Two values that were enough for a verdict have bounds that show why.
+        """
         if self.estimate.standard_error is None:
+            return None
+        if self.outcome == "inconclusive" and self.estimate.count < FEWEST_VALUES:
             return None
         return self.low, self.high
 

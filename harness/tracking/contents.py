@@ -207,7 +207,7 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     """Return the throughput, the speed against the first cell, and the target metric, with intervals.
 
     `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `speedup` and its
-    bounds are ratios. The first cell has no speedup; a bound that is infinite has no metric.
+    bounds are ratios. The first cell has no speedup; bounds of too few values, or at infinity, have no metric.
     """
     metrics: dict[str, float] = {}
     throughput = cell_result.throughput

@@ -15,11 +15,12 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.text import counted, listed
 from harness.records.differences import shown
 from harness.records.record import Record, Status
+from harness.statistics.interval import FEWEST_VALUES
 from harness.statistics.verdict import ALPHA
 from harness.view.names import cell_names
 from harness.view.plan import QUIET_MACHINE
 from harness.view.run import is_contended
-from harness.view.value import FEWEST_VALUES, Styled, effect_of, three_digits
+from harness.view.value import Styled, effect_of, three_digits
 
 MAX_NAMES = 3  # cells that a sentence names; of more, only the number
 CHANGED_LOAD = 2.0  # how many times the lowest load of a block the highest one is, where it matters

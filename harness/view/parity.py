@@ -8,7 +8,7 @@ from harness.analysis.rungs import TensorDistance
 from harness.core.text import counted
 from harness.sweep.cell import Cell
 from harness.view.names import cell_name
-from harness.view.value import Styled, styled, three_digits
+from harness.view.value import Styled, effect_of, styled, three_digits
 from harness.view.view import Table, View
 
 
@@ -100,12 +100,11 @@ def relative_error(distance: TensorDistance | None) -> str | None:
 
 
 def over_seeds(cell: CellParity) -> str | None:
-    """Return what seeds say of a cell, where they are needed: `accuracy +0.0012 in 3 seeds (…)`."""
+    """Return what seeds say of a cell, where they are needed: `accuracy +0.0012 (…) in 3 seeds`."""
     if cell.tensor_rung is not None or not cell.is_compared:
         return None
     if cell.seeds is None:
         return "needs records of 2 seeds or more"
     verdict = cell.seeds
     seeds = counted(verdict.estimate.count, "seed")
-    interval = f"({verdict.low:+.4f} to {verdict.high:+.4f})"
-    return f"{verdict.metric.name} {verdict.effect:+.4f} in {seeds} {interval}"
+    return f"{verdict.metric.name} {effect_of(verdict)} in {seeds}"

@@ -37,8 +37,6 @@ MISSING = "–"  # stands for what was not measured
 BINARY_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 FINE = 0.1  # width of an interval of ratios below which a third digit says something
 WIDEST_SYMMETRIC = 0.5  # the half width of an interval, up to which it is written with ±
-# Of two values, Student's interval reaches nine standard deviations to either side.
-FEWEST_VALUES = 3  # that an interval is shown of
 LARGEST_EFFECT = 10.0  # a change above it, 1,000%, is not worth its digits
 
 
@@ -162,7 +160,7 @@ def _write_mean(interval: Interval, kind: Kind) -> str:
     written = WRITERS[kind]
     mean = written(interval.mean)
     half_width = interval.half_width
-    if interval.bounds is None or half_width is None or interval.count < FEWEST_VALUES:
+    if interval.bounds is None or half_width is None:
         return mean
     if kind != "rate":
         return f"{mean} ±{written(half_width)}"
@@ -173,14 +171,8 @@ def _write_mean(interval: Interval, kind: Kind) -> str:
 
 
 def effect_of(verdict: MetricVerdict) -> Effect:
-    """Return the effect that a verdict is on, with its interval where that says anything.
-
-    Two values that were enough for a verdict have bounds that show why.
-    """
-    bounds = verdict.interval
-    if verdict.estimate.count < FEWEST_VALUES and verdict.outcome == "inconclusive":
-        bounds = None
+    """Return the effect that a verdict is on, with its interval where that says anything."""
     scale: Literal["ratio", "difference"] = "difference"
     if verdict.metric.relative:
         scale = "ratio"
-    return Effect(verdict.effect, bounds, scale)
+    return Effect(verdict.effect, verdict.interval, scale)

@@ -166,6 +166,23 @@ def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
     assert contents.tags["harness.verdict"] == "faster"
 
 
+def test_a_speedup_of_two_seeds_that_decide_nothing_has_no_bounds() -> None:
+    """As in the table of the terminal, and not of nine orders of magnitude to either side."""
+    other = make_cell(precision="bf16")
+    records = []
+    for seed, step_seconds in enumerate((0.005, 0.012)):
+        started = BEGUN + 200 * seed
+        records.append(make_record(seed=seed, started=started))
+        records.append(
+            make_record(other, seed=seed, step_seconds=step_seconds, started=started + 100)
+        )
+    _, contents = contents_of(*records)
+    names = {metric.key for metric in contents.metrics}
+    assert contents.tags["harness.verdict"] == "inconclusive"
+    assert "speedup" in names
+    assert names.isdisjoint({"speedup_low", "speedup_high", "harness.ci_low", "harness.ci_high"})
+
+
 def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None:
     records = [make_record(), make_record(make_cell(precision="bf16", num_workers=2))]
     result = SweepResult(name="demo", cells=aggregate(records))

@@ -52,7 +52,7 @@ def test_seeds() -> None:
     estimate = paired([0.0005, -0.0005])
     (verdict,) = judge([Question(metric=metric, estimate=estimate, mean_a=0.9, mean_b=0.9)])
     text = texts.over_seeds(cell(seeds=verdict))
-    assert text == "accuracy +0.0000 in 2 seeds (-0.0032 to +0.0032)"
+    assert text == "accuracy +0.0000 (-0.0032 to +0.0032) in 2 seeds"
     assert texts.over_seeds(cell(seeds=verdict, tensor_rung="rounding")) is None
     assert texts.over_seeds(cell()) == "needs records of 2 seeds or more"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.gate.answer import describe_verdict
 from harness.statistics.estimate import paired
 from harness.statistics.interval import Interval
 from harness.statistics.verdict import Metric, MetricVerdict, Question, judge
@@ -39,9 +40,7 @@ def test_durations(seconds: float, text: str) -> None:
         (Interval(12345.6, (12222.2, 12469.0), 3), "rate", "12,346 ±1.0%"),
         (Interval(100.0, (20.0, 500.0), 3), "rate", "100 (20 to 500)"),
         (Interval(12345.6, None, 1), "rate", "12,346"),
-        (Interval(100.0, (0.3, 23722.7), 2), "rate", "100"),
         (Interval(0.91234, (0.91111, 0.91357), 3), "metric", "0.9123 ±0.0012"),
-        (Interval(0.91234, (0.1, 1.7), 2), "metric", "0.9123"),
         (2.345, "rate", "2.35"),
         (0.49512, "percent", "49.5%"),
         (1234567, "count", "1,234,567"),
@@ -60,7 +59,10 @@ def test_values_are_written_by_their_kind(value: Value, kind: Kind, text: str) -
 
 
 def test_two_values_have_an_interval_only_where_they_decide_a_verdict() -> None:
-    assert effect_of(verdict(SPEED, -0.2, 0.3)).bounds is None
+    undecided = verdict(SPEED, -0.2, 0.3)
+    assert undecided.interval is None
+    assert effect_of(undecided).bounds is None
+    assert " to " not in describe_verdict(undecided)
     assert effect_of(verdict(SPEED, -0.2, 0.3, 0.1)).bounds is not None
     decided = verdict(SPEED, 0.7, 0.7001)
     assert decided.outcome == "better"
