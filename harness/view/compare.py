@@ -167,8 +167,9 @@ def effects_view(attributions: Mapping[str, Attribution]) -> View:
     lines: list[Value] = []
     for label, attribution in attributions.items():
         tables.append(effects_table(label, attribution))
-        for term in attribution.unknown:
-            lines.append(f"{' and '.join(term)}: can't be separated from the other axes")
+        unknown = ", ".join(map(" and ".join, attribution.unknown))
+        if unknown:
+            lines.append(f"{label}: can't be separated from the other axes: {unknown}")
     legend = (
         "of one axis: averaged over the values of the others; of two: how much more the first"
         f" contributes with the second than without it; certain: at {ALPHA:.0%} over all lines (Holm)"

@@ -9,7 +9,9 @@ from statistics import fmean, stdev
 from harness.analysis.sweep_result import SweepResult, scaling_shares
 from harness.records.numbers import RATE
 from harness.records.record import Record
+from harness.statistics.attribution import Attribution
 from harness.sweep.sweep import Sweep
+from harness.view.compare import effects_view
 from harness.view.sweep import cells_table
 from tests.factories import make_cell, make_record
 from tests.support.results import make_result
@@ -61,3 +63,11 @@ def test_scaling_is_against_the_same_strategy() -> None:
     single = make_result([60.0], cell=make_cell())
     shares = scaling_shares([single, *cells])
     assert round(shares[cells[3].cell.id], 4) == round(99 / 60 / 4, 4)
+
+
+def test_what_cannot_be_separated_is_named_with_its_workload() -> None:
+    terms = [("world_size",), ("execution", "strategy")]
+    attribution = Attribution(effects=[], unknown=terms, deviation=0.0, degrees_of_freedom=1)
+    first, second, _ = effects_view({"mlp": attribution, "cnn": attribution}).lines
+    sentence = "can't be separated from the other axes: world_size, execution and strategy"
+    assert (first, second) == (f"mlp: {sentence}", f"cnn: {sentence}")
