@@ -141,5 +141,5 @@ def rank_failure(rank: int, exit_code: int, folder: TrialFolder) -> Failure:
         name = SIGNAL_NAMES.get(-exit_code, f"signal {-exit_code}")
         kind, message = "Killed", f"ended by {name}"
     if exit_code == -signal.SIGKILL:
-        message += ", as the kernel does where memory runs out"
+        message += ", sent by the out-of-memory killer or another process"
     return Failure(kind=kind, message=message, rank=rank)

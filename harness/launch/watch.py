@@ -140,6 +140,8 @@ class Watchdog:
             stacks[beat.rank] = last_stack(self._folder.rank_log(beat.rank))
         hang = name_hang(beats, stacks, self._world_size)
         log = self._folder.rank_log(hang.rank or 0)
+        if not log.exists():  # of a rank that has not started
+            log = self._folder.launch_log
         return replace(
             hang,
             kind=hang.kind if kind == "Hang" else kind,

@@ -50,7 +50,7 @@ def records(folder: Path) -> dict[str, Record]:
         ("raises", "ValueError", 1, "^the dog ate batch 17$"),
         ("killed", "Killed", 1, "SIGKILL"),
         ("full", "StorageError", 1, r"/rank1.json: could not be written; free: .* MiB$"),
-        ("exits", "Exited", 1, "^with code 7; the last words of its log: "),
+        ("exits", "Exited", 1, "^with code 7; its log is empty$"),
         ("leaves", "SystemExit", 1, "^it had enough$"),
     ],
 )

@@ -54,6 +54,36 @@ def test_a_rank_that_crashes_is_named_with_its_line(tmp_path: Path) -> None:
     assert failure is not None
     assert str(failure).endswith("/train.py:88: rank 1: Killed: ended by SIGABRT")
     assert failure.log == "logs/rank1.log"
+    exited = Failure(kind="Exited", message="with code 3", rank=1)
+    failure = how_ended(folder, 2, 0.0, observed_failures=[exited]).failure
+    assert failure is not None
+    last_line = 'File "/home/me/train.py", line 88 in loss'
+    assert failure.message == f"with code 3; the last words of its log: {last_line}"
+
+
+@pytest.mark.parametrize(
+    ("logs", "named"),
+    [
+        ({"launch": "", "rank0": "Connection reset by peer\n", "rank1": ""}, "rank0"),
+        ({"launch": "srun: Killed\n", "rank0": "begun\n", "rank1": ""}, "launch"),
+        ({"launch": "srun: Killed\n", "rank0": "begun\n", "rank1": "begun\n"}, "rank1"),
+        ({"launch": "", "rank0": "", "rank1": ""}, "rank1"),
+    ],
+)
+def test_of_a_killed_rank_a_log_is_named_that_says_something(
+    tmp_path: Path, logs: dict[str, str], named: str
+) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.log_folder.mkdir()
+    for name, text in logs.items():
+        (folder.log_folder / f"{name}.log").write_text(text, encoding="utf-8")
+    killed = {1: FailedRank(exitcode=-signal.SIGKILL, at=1.0)}
+    failure = how_ended(folder, 2, 0.0, observed_failures=rank_failures(killed, folder)).failure
+    assert failure is not None
+    message = "ended by SIGKILL, sent by the out-of-memory killer or another process"
+    if not logs["rank1"]:
+        message += "; its log is empty"
+    assert (failure.message, failure.log) == (message, f"logs/{named}.log")
 
 
 STOPPED = Failure(kind="Interrupted", message="stopped after step 3 of 9", rank=1, at=5.0)

@@ -95,6 +95,7 @@ def test_a_launcher_hangs_that_has_not_ended_a_while_after_all_ranks(watched: Wa
 
 class TestARankThatIsSilent:
     def test_is_named(self, watched: Watched) -> None:
+        write_atomically(watched.folder.rank_log(1), "begun\n")
         assert watched.wait(1000, 0, 1) is None, "no step in a long time is no silence"
         failure = watched.wait(watch.SILENCE_SECONDS + 100, 0)
         assert failure is not None
@@ -108,6 +109,7 @@ class TestARankThatIsSilent:
         failure = watched.wait(watch.SILENCE_SECONDS, 0)
         assert failure is not None
         assert (failure.kind, failure.rank) == ("Unresponsive", 1)
+        assert failure.log == "logs/launch.log", "a rank that has not started has none"
         assert failure.message.startswith("rank 1 has not started; ")
 
     def test_is_not_assumed_of_one_that_has_ended_or_while_this_process_was_stopped(
