@@ -59,6 +59,7 @@ class TrialState:
     throughput: float | None = None
     throughput_unit: ThroughputUnit = "samples/s"
     detail: str = ""
+    log: str | None = None  # path of the one to look into, of a trial that has failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +250,8 @@ def _ended(row: TrialState, record: Record, folder: TrialFolder, owner: Owner) -
     if submission is not None and record.started < submission.created_at:
         return None
     detail = one_line(str(record.failure or "; ".join(record.violations)))
+    if record.failure is not None and record.failure.log is not None:
+        row = replace(row, log=str(folder.path / record.failure.log))
     is_repeated = record.status == "interrupted"
     if submission is not None:  # a run on this machine repeats it at once, or not at all
         reruns = submission.profile.validity.reruns

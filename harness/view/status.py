@@ -32,7 +32,9 @@ def status_view(status: SweepStatus) -> View:
         "slurm_error": status.slurm_error,
         "trials": list(map(asdict, status.trials)),
     }
-    return View(result=result, tables=[trial_table(trials)], lines=headlines(status))
+    # Below the table, in a column of which a path would be broken.
+    logs = [f"log: {trial.log}" for trial in trials if trial.log]
+    return View(result=result, tables=[trial_table(trials)], lines=[*logs, *headlines(status)])
 
 
 def headlines(status: SweepStatus) -> list[list[str | Styled]]:

@@ -156,6 +156,7 @@ class TestOfSubmittedTrials:
         assert running.throughput_unit == "steps/s"
         assert rows[2].detail == "JobArrayTaskLimit"
         assert "no such thing" in rows[6].detail
+        assert rows[6].log == f"{submitted.trials[6].path}/logs/rank0.log"
 
     def test_starting_as_soon_as_the_next_attempt_has_begun(self, submitted: Submitted) -> None:
         """Where the job is in the queue again, an attempt is one that ended with an earlier start."""
@@ -285,6 +286,16 @@ def test_watching_a_sweep_that_is_over_prints_it_once_with_its_results(tmp_path:
     assert ended.code == 0
     assert ended.out.splitlines()[0] == "demo: 1 trial: 1 done"
     assert "accuracy" in ended.out
+
+
+def test_the_log_of_a_failed_trial_is_named_below_the_table(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    sweep = load(tmp_path)
+    (trial,) = sweep.trials()
+    write_run(results, sweep, [make_record(trial.cell, sweep=sweep.name, status="failed")])
+    ended = harness("status", "demo", "--results", str(results.path))
+    log = results.sweep_folder("demo").trial_folder(trial.id).path / "logs" / "rank0.log"
+    assert ended.out.splitlines()[-2:] == [f"log: {log}", "demo: 1 trial: 1 failed"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--watch",)])
