@@ -4,13 +4,17 @@ run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.cli.results import WRITERS
 from tests.support.pages import (
+    FENCE,
+    GUIDE,
     blocks,
     check_file,
     commands,
@@ -19,6 +23,7 @@ from tests.support.pages import (
     parse_problem,
     run_page,
     write_files,
+    wrong_options,
 )
 
 PAGES = documented_pages()
@@ -38,6 +43,21 @@ def test_every_harness_command_of_a_page_parses(path: Path) -> None:
                 if problem:
                     problems.append(f"{path.name}:{block.line}: {command}: {problem}")
     assert problems == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_every_option_of_a_paragraph_is_one_of_the_command_that_it_names(path: Path) -> None:
+    problems: list[str] = []
+    for paragraph in FENCE.sub("", path.read_text(encoding="utf-8")).split("\n\n"):
+        problems += wrong_options(paragraph)
+    assert problems == []
+
+
+def test_the_formats_of_a_table_of_trials_are_those_that_are_written() -> None:
+    text = (GUIDE / "results.md").read_text(encoding="utf-8")
+    formats = re.search(r"# a row per trial: (.*)", text)
+    assert formats is not None
+    assert re.findall(r"\.\w+", formats[1]) == list(WRITERS)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)

@@ -120,6 +120,24 @@ def parse_problem(arguments: list[str]) -> str | None:
     return None
 
 
+def wrong_options(paragraph: str) -> list[str]:
+    """Return the options that a paragraph gives the command that it has named last, and that this lacks."""
+    command: Any = None
+    tree = command_tree()
+    problems = []
+    for code in re.findall(r"`([^`]+)`", paragraph):
+        words = code.split()
+        if words[0] == "harness":
+            command = tree.get_command(Context(tree), words[1]) if len(words) > 1 else None
+        elif " -" in code and not code.startswith("-"):  # another program
+            command = None
+        options = {name for param in getattr(command, "params", ()) for name in param.opts}
+        for option in re.findall(r"(?<!\S)--[a-z-]+", code):
+            if command is not None and option not in options:
+                problems.append(f"harness {command.name}: {option}")
+    return problems
+
+
 def write_files(text: str, folder: Path) -> list[Path]:
     """Write the files that a page prints; of two with the same name the later one stays."""
     paths = [write_file(block, folder) for block in blocks(text) if block.file_name]
