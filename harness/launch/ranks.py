@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError, Interrupted
 from harness.core.files import last_log_line
@@ -159,26 +158,20 @@ def _explain(failure: Failure, missing: Sequence[int], folder: TrialFolder) -> F
     """Return a failure with the log to look into, and with what explains it if its rank did not."""
     if failure.log is not None:  # as of a hang
         return failure
-    own_log = folder.launch_log
+    logs = [folder.launch_log, *sorted(folder.log_folder.glob("rank*.log"))]
     if failure.rank is not None and folder.rank_log(failure.rank).exists():
-        own_log = folder.rank_log(failure.rank)
+        logs.insert(0, folder.rank_log(failure.rank))
     # A rank that was killed may have printed nothing, but another one that it has left alone.
-    further_logs = [folder.launch_log, *sorted(folder.log_folder.glob("rank*.log"))]
-    log = next(filter(_has_text, [own_log, *further_logs]), own_log)
+    log = next((path for path in logs if path.exists() and path.stat().st_size), None)
     message = failure.message
-    if not _has_text(own_log) and failure.kind in ("Exited", "Killed"):
+    if log != logs[0] and failure.kind in ("Exited", "Killed"):
         message = f"{message}; its log is empty"
     elif failure.kind == "Exited":
-        message = f"{message}; the last words of its log: {last_log_line(log)}"
+        message = f"{message}; the last words of its log: {last_log_line(logs[0])}"
     if failure.kind in PEER_FAILURES and missing:  # one of which is most likely the other end
         message = f"{message}; no result of rank {ranges(missing)}"
     trace = failure.traceback
     if failure.kind == "Killed":  # faulthandler has written the stacks of one that crashed
-        trace = last_stack(own_log) or None
-    log_path = str(log.relative_to(folder.path))
+        trace = last_stack(logs[0]) or None
+    log_path = str((log or logs[0]).relative_to(folder.path))
     return replace(failure, message=message, log=log_path, traceback=trace)
-
-
-def _has_text(log: Path) -> bool:
-    """Return whether a log exists and holds anything."""
-    return log.exists() and log.stat().st_size > 0

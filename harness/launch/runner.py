@@ -274,8 +274,7 @@ def make_lanes(count: int, all_cores: Sequence[int], all_gpus: Sequence[int]) ->
     for number in range(count):
         cores = sorted(all_cores[number * cores_each :][:cores_each])
         gpus = all_gpus[number * gpus_each :][:gpus_each]
-        lane = Lane(number=number, count=count, cores=tuple(cores), gpus=tuple(gpus))
-        lanes.append(lane)
+        lanes.append(Lane(number=number, count=count, cores=tuple(cores), gpus=tuple(gpus)))
     return lanes
 
 

@@ -59,8 +59,7 @@ class Torchrun:
         command = torchrun_command(program, variables)
         variables |= parent_variables()
         variables |= mark_variables(log)
-        process = start_session(command, variables, log)
-        return TorchrunRanks(process=process, folder=program.folder)
+        return TorchrunRanks(process=start_session(command, variables, log), folder=program.folder)
 
 
 def torchrun_command(program: RankProgram, variables: Mapping[str, str]) -> list[str]:

@@ -159,8 +159,7 @@ def name_hang(beats: Sequence[Heartbeat], stacks: Mapping[int, str], world_size:
     told from the others. `beats` are the last of all ranks, `stacks` those of their main threads as
     tracebacks without the code, empty where unknown.
     """
-    started = {beat.rank for beat in beats}
-    missing = sorted(set(range(world_size)) - started)
+    missing = sorted(set(range(world_size)) - {beat.rank for beat in beats})
     if missing:
         message = f"rank {ranges(missing)} has not started"
         return Failure(kind="Unresponsive", message=message, rank=missing[0])

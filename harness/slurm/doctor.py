@@ -110,8 +110,7 @@ def _examine_cluster(profile: Profile, folder: Path, *, all_nodes: bool) -> list
     if ping.returncode:
         return checks
     # The warning ahead of the limit is of no use here.
-    sbatch = {**profile.slurm.sbatch, "time": MAX_MINUTES}
-    slurm = replace(profile.slurm, sbatch=sbatch, warning=1)
+    slurm = replace(profile.slurm, sbatch=profile.slurm.sbatch | {"time": MAX_MINUTES}, warning=1)
     profiles = {"trial": replace(profile, slurm=slurm)}
     if all_nodes:
         profiles = {}

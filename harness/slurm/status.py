@@ -187,8 +187,7 @@ def _job_owners(
     live = queues.live_jobs(submission, queue or ())
     for submitted in submission.jobs():
         job = live.get(submitted.trial_ids[0]) if submitted.trial_ids else None
-        is_possible = job is not None or queue is None
-        may_go_on = is_possible and not submission.is_cancelled
+        may_go_on = not submission.is_cancelled and (job is not None or queue is None)
         is_started, waiting_for = may_go_on, "Slurm does not say whether its job still exists"
         if job is not None:
             is_started, waiting_for = job.is_running, job.reason

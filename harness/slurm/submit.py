@@ -338,8 +338,7 @@ def cancel(sweep_folder: SweepFolder) -> list[str]:
             job_ids |= dict.fromkeys(job.id for job in live.values())
             # Written before the jobs end: a leader that saves its trial reads it, and does not
             # requeue its job.
-            folder = submissions.folder_of(sweep_folder, submission.id)
-            (folder / submissions.CANCELLED).touch()
+            (submissions.folder_of(sweep_folder, submission.id) / submissions.CANCELLED).touch()
         if job_ids:
             completed = srun.run_client(["scancel", *job_ids])
             if completed.returncode:
