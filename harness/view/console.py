@@ -24,8 +24,9 @@ from rich.text import Text
 
 from harness.core.progress import progress_shown_by
 from harness.records.record import Record
+from harness.statistics.interval import Interval
 from harness.sweep.cell import Cell, Trial
-from harness.view.value import Kind, Look, Value, pieces
+from harness.view.value import Effect, Kind, Look, Value, pieces
 from harness.view.view import Field, Table, View
 
 STYLES: Mapping[Look, str] = {  # Rich's
@@ -42,6 +43,7 @@ STYLES: Mapping[Look, str] = {  # Rich's
 # Properties of results that JSON has as well as their fields.
 ANSWERS = ("exit_code", "is_same", "rung", "suggested")
 LONGEST_WORD = 24  # columns of a word that is not broken, as an id or a verdict
+GAP = 2  # blanks after a column
 WIDEST = 10_000  # columns of a table where nobody looks on
 
 
@@ -62,26 +64,35 @@ class TerminalConsole(Console):
     def draw(self, table: Table) -> None:
         """Print a table, on a terminal as wide as that is.
 
-        Columns that are optional are left out of a terminal that is too narrow, then texts wrap. Where
-        nobody looks on, as in a pipe, lines are as long as they have to be.
+        Columns that are optional are left out of a terminal that is too narrow, then texts wrap, and
+        columns for which that is not enough follow below. Where nobody looks on, as in a pipe, lines
+        are as long as they have to be.
         """
         rows = table.drawn()
-        if table.title and rows:
+        if not rows:
+            return
+        if table.title:
             self.say(table.title)
-        unlimited = self.options.update(width=WIDEST)
-        options = self.options
-        if table.is_unlimited or not self.is_terminal:
-            options = unlimited
+        width = self.width if self.is_terminal else WIDEST
         left_out: list[str] = []
         for column in table.optional:
-            width = Measurement.get(self, unlimited, as_rich(rows)).maximum
-            if width <= options.max_width:
+            if sum(size.maximum for size in sizes(rows)) <= width + GAP:
                 break
             left_out.append(column)
             rows = table.drawn(left_out)
-        if not rows:
-            return
-        segments = self.render(as_rich(rows), options)
+        while rows[0]:
+            least = [size.minimum if table.wraps else size.maximum for size in sizes(rows)]
+            count = len(least)
+            while count > 2 and sum(least[:count]) > width + GAP:
+                count -= 1
+            self._print_rows([row[:count] for row in rows], width)
+            if count == len(least):
+                break
+            rows = [[row[0], *row[count:]] for row in rows]
+
+    def _print_rows(self, rows: Sequence[Sequence[Field]], width: int) -> None:
+        """Print rows below their titles."""
+        segments = self.render(as_rich(rows, width), self.options.update(width=WIDEST))
         if self.is_terminal:
             self.print(Segments(segments), soft_wrap=True)
             return
@@ -124,21 +135,47 @@ def _is_printable(letter: str) -> bool:
     return letter.isprintable() or letter == "\n"
 
 
-def as_rich(rows: Sequence[Sequence[Field]]) -> rich.table.Table:
-    """Return a table as Rich draws it: texts wrap where it is too wide, numbers at blanks only."""
-    drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def sizes(rows: Sequence[Sequence[Field]]) -> list[Measurement]:
+    """Return the widths of each column without a broken word and without a broken line, with the gap."""
+    measured = []
     for column in zip(*rows, strict=True):
-        title = column[0]
-        words = " ".join(field.text for field in column).split()
-        longest_word = max(map(cell_len, words), default=0)
+        title = column[0].column
+        lines = [title]
+        words = title.split()
+        for field in column:
+            lines += field.text.splitlines()
+            words += field.words
+        longest_word = min(LONGEST_WORD, max(map(cell_len, words), default=0))
+        longest_line = max(map(cell_len, lines))
+        measured.append(Measurement(longest_word + GAP, longest_line + GAP))
+    return measured
+
+
+def as_rich(rows: Sequence[Sequence[Field]], width: int) -> rich.table.Table:
+    """Return a table as Rich draws it: where it is too wide, its widest columns wrap."""
+    measured = sizes(rows)
+    widths = [size.maximum for size in measured]
+    while sum(widths) > width + GAP:
+        # Rich's own way breaks words, or makes lines longer than the terminal.
+        widest = max(
+            range(len(widths)), key=lambda at: (widths[at] > measured[at].minimum, widths[at])
+        )
+        widths[widest] -= 1
+    drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for title, size in zip(rows[0], widths, strict=True):
         drawn.add_column(
             Text(title.column),
             justify="right" if title.is_number else "left",
-            min_width=min(LONGEST_WORD, longest_word),
+            width=size - GAP,
             overflow="fold",
         )
     for row in rows:
-        texts = [as_text(field.value, field.kind) for field in row]
+        texts = []
+        for field, size in zip(row, widths, strict=True):
+            text = as_text(field.value, field.kind)
+            if isinstance(field.value, Effect | Interval) and text.cell_len > size - GAP:
+                text = Text("\n".join(field.words))
+            texts.append(text)
         drawn.add_row(*texts)
     return drawn
 

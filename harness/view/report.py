@@ -34,7 +34,7 @@ from harness.view.view import Table
 
 MAX_CURVES = 40  # cells of a workload whose losses are read: the fastest
 MAX_TROUBLES = 20  # trials that are described with their logs
-REACH = 4.0  # how many times beyond a ratio the scale goes for its interval
+REACH = 2.0  # how many times as far as the median end of an interval the scale goes
 
 
 def render(results: Results, recorded: RecordedSweep) -> str:
@@ -128,23 +128,34 @@ def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
 def drawing_of(table: Table) -> Callable[[float], float]:
     """Return a function that places the ratios of a table on a line, in percent of its length.
 
-    The scale is logarithmic and has 1, all ratios, and the bounds that are within REACH of them.
+    The scale is logarithmic and has 1, all ratios and their intervals. Where an interval reaches much
+    further than most do, and would flatten the others, its end is beyond the scale: at 0 or 100.
     """
-    drawn = [1.0]
+    drawn = [0.0]  # logarithms
+    ends = []  # of intervals: the logarithms of the ratio and of the end
     for value in itertools.chain.from_iterable(table.rows):
         if isinstance(value, Effect) and 0 < value.value < math.inf:
-            bounds = value.bounds or ()
-            for end in (value.value, *bounds):
-                if 1 / REACH <= end / value.value <= REACH:
-                    drawn.append(end)
-    low = math.log(min(drawn))
-    high = math.log(max(drawn))
-    margin = max(high - low, 0.02) / 20
+            ratio = math.log(value.value)
+            drawn.append(ratio)
+            for end in value.bounds or ():
+                if 0 < end < math.inf:
+                    ends.append((ratio, math.log(end)))
+    if ends:
+        distances = sorted(abs(end - ratio) for ratio, end in ends)
+        reach = REACH * distances[len(distances) // 2]
+        for ratio, end in ends:
+            drawn.append(min(max(end, ratio - reach), ratio + reach))
+    low, high = min(drawn), max(drawn)
+    margin = max(high - low, 0.02) / 8  # has room for an arrow
     length = high - low + 2 * margin
 
     def place(value: float) -> float:
-        """Return where a ratio is; one beyond the scale is at its end."""
-        inside = min(max(value, math.exp(low)), math.exp(high))
-        return 100 * (math.log(inside) - low + margin) / length
+        """Return where a ratio is."""
+        logarithm = math.log(value) if value > 0 else -math.inf
+        if logarithm < low:
+            return 0
+        if logarithm > high:
+            return 100
+        return 100 * (logarithm - low + margin) / length
 
     return place

@@ -124,7 +124,8 @@ def cells_table(
     columns = ["cell", "id", unit, "speed", "verdict", metric, *numbers]
     columns += ["scaling", "parity", "trials"]
     title = workload if len(result.workloads) > 1 else ""
-    table = Table(columns, kinds, title=title, optional=OPTIONAL_COLUMNS, is_unlimited=wide)
+    optional = () if wide else OPTIONAL_COLUMNS
+    table = Table(columns, kinds, title=title, optional=optional, wraps=not wide)
     for cell in cells:
         speed, verdict = _speed(result, cell)
         id_ = cell.cell.id

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.core.errors import one_line
-from harness.view.value import Kind, Styled, Value, pieces, write
+from harness.statistics.interval import Interval
+from harness.view.value import Effect, Kind, Styled, Value, pieces, write
 
 LONGEST_TEXT = 2000  # characters of a text in Markdown
 ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
@@ -40,6 +41,13 @@ class Field(NamedTuple):
         """What it says, by looks."""
         return pieces(self.value, self.kind)
 
+    @property
+    def words(self) -> list[str]:
+        """What no line breaks; an interval is one word."""
+        if isinstance(self.value, Effect | Interval):
+            return re.findall(r"\(.*\)|\S+", self.text)
+        return self.text.split()
+
 
 @dataclass
 class Table:
@@ -48,9 +56,9 @@ class Table:
     columns: Sequence[str]  # titles
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # what numbers are below which
     title: str = ""  # a line above it
-    # Columns that are left out, in this order, of a terminal that the table is too wide for.
+    # Columns that are left out, in this order, of a terminal in which texts would wrap.
     optional: Sequence[str] = ()
-    is_unlimited: bool = False  # whether it may be wider than a terminal
+    wraps: bool = True  # whether texts wrap before columns of a wide table follow below the others
     rows: list[Sequence[Value]] = field(default_factory=list)
 
     def add_row(self, *row: Value) -> None:

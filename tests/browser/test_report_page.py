@@ -86,6 +86,8 @@ def test_drawings_are_visible_on_a_phone(browser: Browser, written: Path) -> Non
         assert box is not None, drawn
         assert box["width"] > 2, drawn
         assert box["height"] > 2, drawn
+    for table in shown.locator("#cells .wide").all():
+        assert table.evaluate("box => box.scrollWidth - box.clientWidth") == 0
     shown.close()
 
 
@@ -94,4 +96,8 @@ def test_the_page_can_be_printed(browser: Browser, written: Path) -> None:
     shown.goto(written.as_uri())
     printed = shown.pdf(format="A4")
     assert printed.startswith(b"%PDF")
+    shown.emulate_media(media="print")
+    assert shown.locator("details pre").first.is_visible()
+    style = "heading => getComputedStyle(heading).breakAfter"
+    assert shown.locator("#curves h2").evaluate(style) == "avoid"
     shown.close()

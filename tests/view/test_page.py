@@ -96,6 +96,7 @@ def test_sections_of_a_complete_sweep(complete: Page) -> None:
     }
     for section, words in expected.items():
         assert [word for word in words if word not in texts[section]] == []
+    assert re.search(r"<span>\(\S+ to \S+\)</span>", complete.source)  # which no line breaks
 
 
 def test_scripts_at_several_world_sizes_have_a_report(results: Results, tmp_path: Path) -> None:
@@ -108,18 +109,18 @@ def test_scripts_at_several_world_sizes_have_a_report(results: Results, tmp_path
     assert " 99.6% " in report(results).texts["cells"]  # of ideal scaling
 
 
-def test_ratios_and_their_intervals_are_drawn_inside_their_line() -> None:
+def test_intervals_are_drawn_whole_and_one_that_would_flatten_the_others_goes_on() -> None:
     table = Table(["cell", "speed"])
-    for ratio in (Effect(0.5, (0.4, 0.6)), Effect(2.0, (0.0, math.inf)), Effect(1.0)):
-        table.add_row("a cell", ratio)
+    intervals = [(0.57, 0.1, 3.35), (0.8, 0.19, 3.32), (0.4, 0.2, 0.83)]
+    for ratio, *bounds in [*intervals, (1.0, 1e-9, 1e9), (2.0, 0.0, math.inf)]:
+        table.add_row("a cell", Effect(ratio, (bounds[0], bounds[1])))
+    table.add_row("a cell", Effect(1.0))
     place = drawing_of(table)
-    places = [place(value) for value in (0.0, 0.4, 0.5, 1.0, 2.0, math.inf)]
-    assert places == sorted(places)
-    assert 0 < places[0] < places[2] < places[-1] < 100
-    wide = Table(["cell", "speed"])
-    wide.add_row("a cell", Effect(1.0, (0.94, 1.06)))
-    place = drawing_of(wide)  # which fits the interval, not the one value
-    assert place(1.06) - place(0.94) < 95
+    places = list(map(place, [0.1, 0.19, 0.2, 0.4, 0.57, 0.83, 1.0, 2.0, 3.32, 3.35]))
+    assert places == sorted(set(places))
+    assert 5 < places[0] < places[-1] < 95
+    assert places[-1] - places[0] > 40
+    assert [place(1e-9), place(0.0), place(1e9), place(math.inf)] == [0, 0, 100, 100]
 
 
 def test_parity_is_shown_once_it_was_measured(

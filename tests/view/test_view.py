@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.view.console import TerminalConsole
-from harness.view.value import Styled
+from harness.view.value import Effect, Styled
 from harness.view.view import Table, View, markdown
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -22,8 +22,21 @@ def test_columns_are_left_out_in_their_order_until_a_table_fits() -> None:
     table = Table(columns, {"long": "number"}, optional=["absent", "long", "longer"])
     table.add_row("a", "b" * 60, "c" * 70)
     assert drawn(View(tables=[table]))[0].split() == ["name", "longer"]
-    table.is_unlimited = True
-    assert drawn(View(tables=[table]))[0].split() == ["name", "long", "longer"]
+
+
+def test_a_table_is_as_wide_as_the_terminal_and_breaks_no_word_and_no_interval() -> None:
+    table = Table(["cell", "samples/s", "speed", "failure"], {"samples/s": "rate"})
+    speed = Effect(0.57, (0.1, 3.35))
+    table.add_row("eager single", 12345, speed, "inconclusive")
+    table.add_row("eager ddp", 6464, speed, "")
+    lines = drawn(View(tables=[table]), 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[0].split() == ["cell", "samples/s", "speed"]
+    assert [line.split()[-3:] for line in lines if "(" in line] == [["(0.10", "to", "3.35)"]] * 2
+    assert lines[-3:] == ["cell          failure", "eager single  inconclusive", "eager ddp"]
+    table.wraps = False
+    lines = drawn(View(tables=[table]), 40)
+    assert "eager ddp     0.57× (0.10 to 3.35)" in lines
 
 
 def test_empty_columns_are_not_drawn() -> None:
