@@ -436,6 +436,7 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
         aside.rename(folder)
         return str(folder.relative_to(parts.folder.path))
     except Exception as error:  # of the disk, or a tensor that safetensors does not know
+        shutil.rmtree(aside, ignore_errors=True)
         problem = storage_error(error, folder) or one_line(error)
         state.note_unsaved(f"the best model, step {state.step}, was not saved: {problem}")
         return None
