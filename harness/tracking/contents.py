@@ -25,6 +25,7 @@ from harness.sweep.cell import Cell
 from harness.view.findings import conclusions, remarks
 from harness.view.parity import cell_rung
 from harness.view.run import checkpoint_notes, stop_note
+from harness.view.value import effect_of, write
 from harness.view.view import escape_markdown
 
 CURVE_POINTS = 1000  # at most, of a curve in MLflow; the record keeps all
@@ -49,6 +50,7 @@ TRIAL_TAGS = (
     "parameter_digest",
     "order_digest",
 )
+SPEED_TAG = "harness.speed"  # the effect on throughput with its interval, as tables have it
 # What a cell's run shows of its trials besides its answers, in the order that matters; `record.json` of
 # its trials has all numbers.
 CELL_METRICS = (
@@ -228,8 +230,9 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
 def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
     """Return the verdicts on a cell as tags, with the label of the cell that it is compared with.
 
-    `harness.verdict` is on throughput, `harness.verdict_NAME` on the target metric. The first cell
-    itself is tagged `first`, as in the table.
+    `harness.verdict` is on throughput, with the effect and its interval in `harness.speed`;
+    `harness.verdict_NAME` is on the target metric. The first cell itself is tagged `first`, as in the
+    table.
     """
     if result.is_reference(cell):
         return {"harness.verdict": "first"}
@@ -241,6 +244,7 @@ def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:
         tag = f"harness.verdict_{verdict.metric.name}"
         if verdict is match.speed:
             tag = "harness.verdict"
+            tags[SPEED_TAG] = write(effect_of(verdict))
         tags[tag] = verdict.label
     return tags
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from harness.analysis.cells import naming_axes
 from harness.analysis.sweep_result import SweepResult
 from harness.records.numbers import RATES, final_name, metric_name
-from harness.tracking.contents import CELL_METRICS
+from harness.tracking.contents import CELL_METRICS, SPEED_TAG
 from harness.tracking.runs import PLANNED_TAG
 from harness.view.names import cell_names
 from harness.view.sweep import common_unit
@@ -25,6 +25,7 @@ CREATED_WIDTH = 40  # pixels: the icon alone
 LETTER_WIDTH = 8  # pixels of a column for each letter
 MARGIN = 32  # pixels of a column besides its letters
 MOST_LETTERS = 15  # of a name that is shown whole: what follows should be in sight too
+LONGEST_SPEED = 18  # letters, of which some are narrow, as in `1.35× (1.21 to 1.49)`
 NAME_MARGIN = 60  # pixels of the column of names, which has a color and a button too
 
 
@@ -51,6 +52,7 @@ def experiment_tags(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     for key, name in columns.items():
         letters = min(len(name), MOST_LETTERS)
         widths[key] = MARGIN + LETTER_WIDTH * letters
+    widths[f"tags.`{SPEED_TAG}`"] = MARGIN + LETTER_WIDTH * LONGEST_SPEED
     widths[CREATED_COLUMN] = CREATED_WIDTH
     widths[NAME_COLUMN] = NAME_MARGIN + LETTER_WIDTH * longest_name
     view = {
@@ -68,14 +70,14 @@ def _columns(result: SweepResult, *, has_parity: bool) -> dict[str, str]:
     """Return MLflow's keys of the table's columns with their names, in their order."""
     targets = {cell.target.name for cell in result.cells if cell.target is not None}
     metrics = [
-        "speedup",
         RATES[common_unit(result.cells)],
         *map(final_name, sorted(targets)),
+        "speedup",
         "speedup_low",
         "speedup_high",
     ]
     axes = map(metric_name, naming_axes(result.all_cells))
-    columns = {"tags.`harness.verdict`": "harness.verdict"}
+    columns = {f"tags.`{name}`": name for name in ("harness.verdict", SPEED_TAG)}
     columns |= {f"metrics.`{name}`": name for name in metrics}
     if has_parity:
         columns["tags.`harness.parity`"] = "harness.parity"

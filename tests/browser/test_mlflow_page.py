@@ -26,11 +26,11 @@ NAMES = [  # sorted by name, and from the newest to the oldest
     for workload, precision, ranks in product(("cnn", "mlp"), ("bf16", "fp32"), ("ddp×2", "single"))
 ]
 FASTEST_FIRST = NAMES[::-1]
-# The verdict, the throughput, the speed and the target metric: before the axes, and without scrolling.
+# The verdict, the speed with its interval and the throughput: before the axes, and without scrolling.
 ANSWER_COLUMNS = (
     "tags.`harness.verdict`",
+    "tags.`harness.speed`",
     "metrics.`throughput_samples_per_s`",
-    "metrics.`speedup`",
 )
 WIDTHS = (1280, 1500, 1920)  # pixels of a laptop's window, and of larger ones
 

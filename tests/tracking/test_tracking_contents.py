@@ -164,6 +164,7 @@ def test_a_cell_has_about_twenty_metrics_the_answer_first() -> None:
     assert {"final_accuracy", "step_time_p50_ms", "memory_training_mib", "trials_done"} < set(names)
     assert len(names) <= 20
     assert contents.tags["harness.verdict"] == "faster"
+    assert contents.tags["harness.speed"] == "2.000× (2.000 to 2.000)"
 
 
 def test_a_speedup_of_two_seeds_that_decide_nothing_has_no_bounds() -> None:
@@ -179,6 +180,7 @@ def test_a_speedup_of_two_seeds_that_decide_nothing_has_no_bounds() -> None:
     _, contents = contents_of(*records)
     names = {metric.key for metric in contents.metrics}
     assert contents.tags["harness.verdict"] == "inconclusive"
+    assert contents.tags["harness.speed"] == "1.29×"
     assert "speedup" in names
     assert names.isdisjoint({"speedup_low", "speedup_high", "harness.ci_low", "harness.ci_high"})
 
@@ -189,8 +191,8 @@ def test_the_page_opens_on_the_answers_and_then_the_params_that_differ() -> None
     tags = experiment_tags(result, has_parity=True)
     view = json.loads(tags[VIEW_TAG])
     assert [name.split("`")[1] for name in view["selectedColumns"]][:9] == [
-        "harness.verdict", "speedup", "throughput_samples_per_s", "final_accuracy",
-        "speedup_low", "speedup_high", "harness.parity", "precision", "num_workers",
+        "harness.verdict", "harness.speed", "throughput_samples_per_s", "final_accuracy",
+        "speedup", "speedup_low", "speedup_high", "harness.parity", "precision",
     ]  # fmt: skip
     assert "tags.`harness.planned` = 'yes'" in view["searchFilter"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`throughput_samples_per_s`", False)
