@@ -78,7 +78,7 @@ def test_folder_of_images_that_is_missing(here: Path) -> None:
     ("texts", "problem"),
     [
         (None, "found No such file or directory; allowed: a readable file"),
-        (b"text,label\n", "found no sample to train on of a second label"),
+        (b"text,label\n", "found no row; allowed: one or more below the header"),
         (
             b"text,category\nhi,a\n",
             "found no column 'label'; allowed: text and label among text, category",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
 import signal
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,18 +47,19 @@ from workloads.images import Digits
 from workloads.settings import Settings
 
 EVERY = 4  # steps between two saves, of 20
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+VOTES = Checkpointer.votes
+
+
+def votes_of_done(checkpointer: Checkpointer, step: int) -> Any:
+    """Have every save end with the segment after it: segments of one step are shorter than a save."""
+    checkpointer.stop()
+    return VOTES(checkpointer, step)
 
 
 @pytest.fixture(autouse=True)
 def wait_for_writers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every save end with the segment after it: segments of one step are shorter than a save."""
-    votes = Checkpointer.votes
-
-    def votes_of_done(checkpointer: Checkpointer, step: int) -> Any:
-        checkpointer.stop()
-        return votes(checkpointer, step)
-
     monkeypatch.setattr(Checkpointer, "votes", votes_of_done)
 
 
@@ -75,22 +76,26 @@ def saving_assignment(folder: Path, keep: int = 2) -> Assignment:
     return replace(load_assignment(folder, PLAIN), saves=plan)
 
 
-def killed_attempt(folder: TrialFolder, assignment: Assignment, prepare: Callable[[], None]) -> int:
-    """Train in a child process; return the number of the signal that ended it, 0 for none.
+def killed_attempt(folder: TrialFolder, assignment: Assignment, moment: str) -> int | None:
+    """Train in a process that is killed at a moment of a save; return its exit code.
 
-    `prepare` is called there, and has it killed at a moment of its choice.
+    In a new process: in a fork of this one, torch refuses a backward where another test has had it
+    start threads.
     """
-    child = os.fork()
-    if not child:
-        try:
-            prepare()
-            attempt(folder, assignment, None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    child = multiprocessing.get_context("spawn").Process(
+        target=attempt_until, args=(folder, assignment, moment)
+    )
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def attempt_until(folder: TrialFolder, assignment: Assignment, moment: str) -> None:
+    """Train until a moment kills this process."""
+    prepare, _ = MOMENTS[moment]
+    prepare()
+    Checkpointer.votes = votes_of_done  # type: ignore[assignment, method-assign]
+    attempt(folder, assignment, None)
 
 
 def die_at_call(module: Any, name: str, call: int, *, after: bool) -> Callable[[], None]:
@@ -129,8 +134,8 @@ def test_killed_at_a_moment_of_a_save_it_resumes_to_the_same_bits(
     tmp_path: Path, whole: RankResult, moment: str
 ) -> None:
     assignment, folder = saving_assignment(tmp_path), TrialFolder(tmp_path / "killed")
-    prepare, steps = MOMENTS[moment]
-    assert killed_attempt(folder, assignment, prepare) == signal.SIGKILL
+    _, steps = MOMENTS[moment]
+    assert killed_attempt(folder, assignment, moment) == -signal.SIGKILL
     sealed = sorted(path.parent.name for path in folder.resume_checkpoints.glob("*/rank0.seal"))
     assert sealed == [f"step-{step:09d}" for step in steps]
     result = attempt(folder, assignment, None)
