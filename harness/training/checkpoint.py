@@ -190,7 +190,8 @@ class Checkpointer:
         self._begun_step, self._last = state.step, time.monotonic()
         self._written_step = 0
         saved = {"step": state.step, "at": time.time(), "signal": interrupted_by}
-        content: State = {"saved": saved, "state": state.to_dict(), "rows": state.rows(self._rows)}
+        rows = np.column_stack([values[self._rows :] for values in state.series.values()])
+        content: State = {"saved": saved, "state": state.to_dict(), "rows": rows}
         parts = self._state_of_parts()
         if self._before_training is not None:
             self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
@@ -368,9 +369,10 @@ class Checkpointer:
 
 def _copy_to_host(tensor: Tensor) -> Any:
     """Return a copy of a tensor on the CPU; of a sharded one, this rank's part."""
-    part = local_part(tensor)
-    copy = part.detach().to("cpu", copy=True)
-    return copy if part is tensor else {SHARD: copy}
+    part = local_part(tensor).detach()
+    # Into page-locked memory a GPU copies several times as fast.
+    copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda).copy_(part)
+    return copy if tensor is local_part(tensor) else {SHARD: copy}
 
 
 def _restored(value: Any, like: Tensor) -> Any:

@@ -100,11 +100,21 @@ def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment
 
 
 def check_variables(assigned: Variables) -> None:
-    """Raise NotApplied unless this process has the variables of its cell."""
+    """Raise NotApplied unless this process has the variables of its cell, and torch obeys them.
+
+    Of torch's own, ATEN_CPU_CAPABILITY is checked: torch takes a value that it does not know, or that the
+    CPU has not, for none, with a warning at most.
+    """
     for name, value in assigned.items():
         if os.environ.get(name) != value:
             found = os.environ.get(name, "unset")
             raise NotApplied(f"{PREFIX}{name}={value or 'unset'} was not passed on: found {found}")
+    value = assigned.get("ATEN_CPU_CAPABILITY")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if value is not None and value.upper() != capability:
+        raise NotApplied(
+            f"{PREFIX}ATEN_CPU_CAPABILITY={value} had no effect: torch uses {capability}"
+        )
 
 
 def environment_of(assignment: Assignment) -> Environment:

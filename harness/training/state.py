@@ -31,16 +31,12 @@ OF_RESULT = (
 )  # fmt: skip
 
 
-def _empty_series() -> dict[str, list[float]]:
-    return {name: [] for name in COLUMNS}
-
-
 class TrainingState(msgspec.Struct):
     """Progress and measurements of a trial at one rank, over all of its attempts."""
 
     step: int = 0  # optimizer steps done
     # The numbers of each step, by the name of the column.
-    series: dict[str, list[float]] = field(default_factory=_empty_series)
+    series: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     # Steps, counted from 0, for which a loader may have fetched in an untimed pause.
     refilled_steps: list[int] = []
     evaluations: list[Evaluation] = []
@@ -66,17 +62,13 @@ class TrainingState(msgspec.Struct):
         for name, values in self.series.items():
             values += columns.get(name, untimed).tolist()
 
-    def rows(self, start: int) -> Series:
-        """Return the numbers of the steps from `start` on, shape (steps, COLUMNS)."""
-        return np.column_stack([values[start:] for values in self.series.values()])
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
         content: dict[str, Any] = msgspec.to_builtins(replace(self, series={}))
         return content
 
     def resume_from(self, content: Mapping[str, Any], rows: Series) -> None:
-        """Take over what `to_dict` and `rows` returned in an earlier attempt.
+        """Take over what `to_dict` returned in an earlier attempt, and `rows`, shape (steps, COLUMNS).
 
         Seconds that this attempt has spent already, reading data for example, are added to its
         phases.

@@ -138,8 +138,9 @@ class DDP(Strategy):
         if hook is not None:
             # A lambda, because DDP refuses hooks whose annotations are text, as they all are here, and
             # torch's own hook for bf16 by its name where there is no NCCL, though gloo can sum bf16.
-            group = dist.group.WORLD
-            self._replica.register_comm_hook(group, lambda group, bucket: hook(group, bucket))
+            self._replica.register_comm_hook(
+                dist.group.WORLD, lambda group, bucket: hook(group, bucket)
+            )
         return compiler(self._replica)
 
     def gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:

@@ -125,8 +125,8 @@ def train(
         with parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
-            files = files_by_setting(workload.options, workload.data)
-            check_files(assignment.trial.cell.workload, files)
+            reference = assignment.trial.cell.workload
+            check_files(reference, files_by_setting(workload.options, workload.data))
         result = _result(trainer, entered)
         if assignment.profile:
             from harness.training.recorder import trace_steps

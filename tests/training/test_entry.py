@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
@@ -33,6 +34,15 @@ def test_a_rank_has_the_variables_of_its_cell(
     with pytest.raises(NotApplied) as failure:
         entry.check_variables(assigned)
     assert str(failure.value) == problem
+
+
+def test_instructions_that_torch_does_not_use_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    entry.check_variables({"ATEN_CPU_CAPABILITY": "avx2"})
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    with pytest.raises(NotApplied, match="=default had no effect: torch uses AVX2"):
+        entry.check_variables({"ATEN_CPU_CAPABILITY": "default"})
 
 
 @pytest.mark.parametrize("name", [b"/nowhere/points", "/nowhere/points", 999_999])
