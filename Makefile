@@ -1,7 +1,8 @@
 # make demo: the quickstart sweep.  make test: everything that has to pass.  Both set up .venv first.
 # make test-nightly: the long tests that `make test` leaves out; planted hangs alone take about an hour.
 # make bench: what the harness costs and saves beside what a user would pick instead, in about half an hour; nothing
-# else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute.
+# else should run meanwhile. The table is left in results/bench. QUICK=1 only tries it, in a minute. MNIST=FOLDER trains on
+# its IDX files, as the guide's figures do, and not on the digits of scikit-learn.
 # make campaign: faults strike a small sweep for CAMPAIGN_MINUTES, 60 if it is not set; results in build/campaign.
 # make mutants: MUTANTS planted defects and as many equal runs, 200 if it is not set, and KILLS kills and interruptions of
 # trials that save at intervals, 300 if it is not set; SLURM_KILLS as many jobs on a real Slurm, as root, none if it is not set.

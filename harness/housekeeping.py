@@ -32,7 +32,6 @@ from harness.records.store import (
     replace_spec,
 )
 from harness.slurm.queue import refuse_live_jobs
-from harness.training.checkpoint import SEAL_FILE, read_seal
 
 REMOVED = ".removed-"  # how folders begin to which sweeps are moved before their files go
 
@@ -153,6 +152,9 @@ def verify_sweep(results: Results, name: str) -> Iterator[str | None]:
     Commands check the seal of each file that they read. This reads all files that hold figures: records
     with their series, and what commands leave next to them.
     """
+    # Imported only now, because the other commands need no torch.
+    from harness.training.checkpoint import SEAL_FILE, read_seal
+
     folder = results.sweep_folder(name)
     yield _problem(read_spec_content, folder.spec_path)
     for path in folder.record_paths():

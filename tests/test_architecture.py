@@ -236,8 +236,9 @@ def test_each_part_is_loaded_without_what_it_does_not_need() -> None:
     assert of_run & set(for_the_end.split()) == set()
 
 
-def test_help_and_plan_load_nothing_heavy() -> None:
+def test_help_plan_and_status_load_nothing_heavy() -> None:
     commands = [["--help"], ["run", "--help"], ["plan", "quickstart"]]
+    commands += [[name, "unknown"] for name in ("status", "logs", "show", "compare", "report")]
     call = "from harness.cli.main import main\ntry:\n    main({})\nexcept SystemExit:\n    pass"
     each = loaded(*(call.format(arguments) for arguments in commands))
     heavy = "torch mlflow transformers tokenizers sklearn scipy matplotlib pandas submitit"

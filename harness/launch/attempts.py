@@ -55,7 +55,10 @@ def begin_attempt(newest: TrialFolder, *, fresh: bool) -> TrialFolder:
 
 
 def end_attempt(folder: TrialFolder, record: Record) -> None:
-    """Remove what only a running attempt needs, and what a trial that has this record does not."""
+    """Remove what only a running attempt needs, and what a trial that has this record does not.
+
+    A process that is killed meanwhile leaves some of it, so this may be called again.
+    """
     results = list(folder.attempt_path.glob("rank*.*"))
     results += [folder.progress_path, folder.failures_path]
     for path in results:
@@ -63,11 +66,6 @@ def end_attempt(folder: TrialFolder, record: Record) -> None:
     caches = folder.attempt_path.glob("cache*")
     for path in (folder.heartbeat_folder, *caches):
         shutil.rmtree(path, ignore_errors=True)
-    remove_unneeded_checkpoints(folder, record)
-
-
-def remove_unneeded_checkpoints(folder: TrialFolder, record: Record) -> None:
-    """Remove the checkpoints that a trial resumes from, once it has come to its end."""
     if record.status in COMPLETE:
         shutil.rmtree(folder.resume_checkpoints, ignore_errors=True)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
-from harness.launch.attempts import remove_unneeded_checkpoints
+from harness.launch.attempts import end_attempt
 from harness.launch.hold import hold_machine
 from harness.launch.interrupt import deferred_interrupts
 from harness.launch.runner import Runner, TrialListener
@@ -134,7 +134,7 @@ def run(
         # What a process has left that was killed before it had tidied up.
         remove_temporary_files(folder.path)
         for record in planned.finished:
-            remove_unneeded_checkpoints(folder.trial_folder(record.trial.id), record)
+            end_attempt(folder.trial_folder(record.trial.id), record)
         write_spec(sweep, folder)
         listener.on_plan(planned.pending, planned.finished)
         if planned.pending:

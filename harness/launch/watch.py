@@ -27,9 +27,9 @@ LOOK_SECONDS = 2.0  # between two looks of the watchdog
 # Without a report of training, after which a launcher hangs whose ranks have all left a result.
 LAUNCHER_SECONDS = 60.0
 STALE_SECONDS = 30.0  # without a report of training, after which heartbeats are looked at
-SILENCE_SECONDS = 300.0  # without a heartbeat, after which a rank counts as lost
-# That all ranks may take to their first heartbeat: a node may fetch a container.
-START_SECONDS = 900.0
+SILENCE_SECONDS = (
+    300.0  # without a heartbeat, also of one that starts, after which a rank counts as lost
+)
 # Without progress in training, after which the trial hangs: this long, and this many times the longest
 # segment of the attempt. A segment takes 2 s, or as long as one step if that is more.
 MIN_STANDSTILL_SECONDS = 60.0
@@ -57,8 +57,8 @@ class Watchdog:
         self.launcher_hangs = False  # has not ended long after it should have
         self._progress = (0.0, 0.0)  # when the file was modified, and since when that is known
         self._beats: dict[int, Heartbeat] = {}  # the last of each rank
-        # Since when ranks have had that, or training was seen to get on; later at the start.
-        self._heard = dict.fromkeys(range(world_size), START_SECONDS - SILENCE_SECONDS)
+        # When ranks last had that, or training was seen to get on.
+        self._heard = dict.fromkeys(range(world_size), self._now)
 
     def look(self) -> Failure | None:
         """Return why the trial has to end, None if it may go on or was looked at just now.

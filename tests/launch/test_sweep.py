@@ -66,11 +66,16 @@ def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> Non
     assert runner.plan(sweep, folder, "failed").pending == [first]
 
 
-def test_checkpoints_go_whose_command_was_killed_before_it_removed_them(tmp_path: Path) -> None:
-    """It had written the record of a finished trial."""
+def test_what_a_finished_trial_needs_no_more_goes_though_its_command_was_killed(
+    tmp_path: Path,
+) -> None:
+    """It had written the record, and was killed before it had removed the rest."""
     sweep, folder = record_all(tmp_path)
+    leftovers = []
     for trial in sweep.trials():
-        checkpoint = folder.trial_folder(trial.id).resume_checkpoints / "step-000000003"
-        checkpoint.mkdir(parents=True)
+        trial_folder = folder.trial_folder(trial.id)
+        (trial_folder.resume_checkpoints / "step-000000003").mkdir(parents=True)
+        trial_folder.result_path(1).write_text("{}")
+        leftovers += [trial_folder.resume_checkpoints, trial_folder.result_path(1)]
     runner.run(sweep, PROFILE, folder, RecordCollector(), redo="missing", fail_fast=False)
-    assert list(folder.path.glob("*/resume")) == []
+    assert [path for path in leftovers if path.exists()] == []

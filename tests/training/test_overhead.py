@@ -13,7 +13,6 @@ from tests.programs.perf import results
 from tests.programs.perf.comparison import compare, ratio_of
 from tests.programs.perf.overhead import (
     BARE,
-    DIGITS,
     HARNESS,
     TEXTBOOK,
     bench_assignments,
@@ -38,7 +37,7 @@ def one_thread() -> Iterator[None]:
 def test_harness_and_bare_loop_compute_the_same_bits_in_turn(
     tmp_path: Path, workload: int, steps: int
 ) -> None:
-    assignment = bench_assignments(tmp_path, SINGLE_RANK, DIGITS)[workload]
+    assignment = bench_assignments(tmp_path, SINGLE_RANK)[workload]
     race = Race(loop_makers(assignment, tmp_path, SINGLE_RANK))
     for turn in (2, 1, steps):  # an epoch has 23
         for name in race.loops:

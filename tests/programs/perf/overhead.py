@@ -11,6 +11,7 @@ the bit, which proves that they did the same work.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +29,10 @@ from tests.programs.perf.loops import Bare, Harness, Loop, Textbook
 from tests.programs.perf.race import PLANNED_STEPS, run_blocks
 from tests.programs.perf.results import Row, markdown
 from tests.support.sweeps import load
-from tests.support.tree import TOP
 
-MNIST = TOP.parent / "shared" / "data" / "mnist10k"
-DIGITS = {"source": "digits"}
-IMAGES = {"source": "idx", "path": str(MNIST)} if MNIST.is_dir() else DIGITS
+# The folder of MNIST's IDX files if it is named, else the smaller digits that scikit-learn brings.
+MNIST = os.environ.get("MNIST")
+IMAGES = {"source": "idx", "path": MNIST} if MNIST else {"source": "digits"}
 WORKLOADS: Sequence[str] = ("mlp", "cnn", "distilbert", "gpt")
 BLOCKS = 24  # in which each loop is at each position equally often
 HARNESS, BARE, TEXTBOOK = "harness", "bare loop", "textbook loop"
@@ -53,14 +53,12 @@ def make_assignments(
     return assignments
 
 
-def bench_assignments(
-    folder: Path, ranks: Ranks, images: Mapping[str, str] = IMAGES
-) -> list[Assignment]:
+def bench_assignments(folder: Path, ranks: Ranks) -> list[Assignment]:
     """Return one trial of each of WORKLOADS."""
     texts = {"data": {"source": "tickets"}, "options": {"sequence": 32, "padding": "fixed"}}
     workloads = {
-        "mlp": {"data": images},
-        "cnn": {"data": images},
+        "mlp": {"data": IMAGES},
+        "cnn": {"data": IMAGES},
         "distilbert": texts,
         "gpt": {"data": {"sequence": 32}},
     }
