@@ -73,7 +73,10 @@ Names = str | Sequence[str]  # of axes: one, several, or several in a text with 
 
 
 def load(
-    sweep: str | Path, results: str | Path | None = None, *, only: Sequence[str] = ()
+    sweep: str | Path,
+    results: str | Path | None = None,
+    *,
+    only: Sequence[str] = (),
 ) -> SweepData:
     """Return what a sweep has recorded.
 
@@ -149,17 +152,18 @@ class SweepData:
         cells = self.recorded.sweep.cells
         levels = {cell.id: cell.levels for cell in cells}
         facts = (*IDENTITY, *COURSE, *ORIGIN)
-        names: set[str] = set()  # of numbers
+        numbers: set[str] = set()  # the names of those that any trial has
         rows: list[dict[str, Any]] = []
         for record in self.records:
             trial = trial_row(record)
-            names |= trial.numbers.keys()
+            numbers |= trial.numbers.keys()
             row = {**levels[trial.cell], **trial.numbers}
             for name in facts:
                 row[name] = getattr(trial, name)
             rows.append(row)
         columns: dict[str, Any] = {}
-        for name in (*IDENTITY, *axis_names(cells), *COURSE, *in_order(names), *ORIGIN):
+        axes = axis_names(cells)
+        for name in (*IDENTITY, *axes, *COURSE, *in_order(numbers), *ORIGIN):
             values = [row.get(name) for row in rows]
             columns[name] = _series(values)
         columns["started"] = pd.to_datetime(columns["started"], unit="s", utc=True)
@@ -189,12 +193,11 @@ class SweepData:
         """
         import pandas as pd
 
-        frames = [pd.DataFrame()]
+        frames = []
         for record in self.records:
             measured: Any = False
             if record.is_complete:
-                window = measured_window(record.ranks, record.trial.cell)
-                measured = window.mask
+                measured = measured_window(record.ranks, record.trial.cell).mask
             for rank in record.ranks:
                 if rank.step_seconds is None:
                     continue
@@ -213,7 +216,9 @@ class SweepData:
                 for phase, series in rank.step_phases.items():
                     columns[f"{phase}_s"] = series
                 frames.append(pd.DataFrame(columns))
-        return pd.concat(frames[1:] or frames, ignore_index=True)
+        if not frames:
+            return pd.DataFrame()
+        return pd.concat(frames, ignore_index=True)
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
@@ -279,15 +284,20 @@ class SweepData:
                 "label": cell.cell.label,
                 "trials": len(cell.trials),
             }
-            for name, interval in {"throughput": cell.throughput, "metric": cell.metric}.items():
+            intervals = {"throughput": cell.throughput, "metric": cell.metric}
+            for name, interval in intervals.items():
                 if interval is not None:
+                    low, high = interval.bounds or (None, None)
                     row[name] = interval.mean
-                    row[f"{name}_low"], row[f"{name}_high"] = interval.bounds or (None, None)
+                    row[f"{name}_low"] = low
+                    row[f"{name}_high"] = high
             verdict = self.result.speed(cell.cell)
             if verdict is not None:
+                low, high = verdict.interval or (None, None)
                 row["speedup"] = verdict.effect
+                row["speedup_low"] = low
+                row["speedup_high"] = high
                 row["verdict"] = verdict.label
-                row["speedup_low"], row["speedup_high"] = verdict.interval or (None, None)
             rows.append(row)
         return pd.DataFrame(rows, columns=CELL_COLUMNS)
 
@@ -359,25 +369,25 @@ class SweepPlan:
         """The seconds that a trial takes, by the id of its cell, of cells that have records."""
         paths_by_cell = self.results.record_paths_by_cell()
         estimates = {}
-        cell_ids = {cell.id for cell in self.sweep.cells}
-        for id_ in paths_by_cell.keys() & cell_ids:
+        for cell in self.sweep.cells:
             seconds = []
-            for path in paths_by_cell[id_]:
+            for path in paths_by_cell.get(cell.id, ()):
                 with suppress(BadInput):  # the others will do for a plan
                     record = read_record(path)
                     if record.status == "done":
                         seconds.append(whole_seconds(record))
             if seconds:
-                estimates[id_] = fmean(seconds)
+                estimates[cell.id] = fmean(seconds)
         return estimates
 
     @property
     def seconds(self) -> float | None:
         """Return the seconds that all trials take one after the other, None where any is unknown."""
-        seconds = [self.estimates.get(trial.cell.id) for trial in self.trials]
-        if None in seconds:
+        cell_ids = [trial.cell.id for trial in self.trials]
+        unknown = set(cell_ids).difference(self.estimates)
+        if unknown:
             return None
-        return sum(filter(None, seconds))
+        return sum(self.estimates[cell_id] for cell_id in cell_ids)
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -401,7 +411,8 @@ class SweepPlan:
 
     def __repr__(self) -> str:
         trials = counted(len(self.trials), "trial")
-        text = f"{self.sweep.name}: {trials} of {counted(len(self.sweep.cells), 'cell')}"
+        cells = counted(len(self.sweep.cells), "cell")
+        text = f"{self.sweep.name}: {trials} of {cells}"
         if self.seconds is not None:
             text += f", about {self.seconds:.0f} s"
         return text
@@ -460,7 +471,9 @@ def _planned(sweep: str | Path, choices: Choices, launcher: str) -> SweepPlan:
 
 def _as_list(value: object) -> object:
     """Return what JSON has no notation for in a way that it has: a range as a list, a path as text."""
-    return list(value) if isinstance(value, range) else str(value)
+    if isinstance(value, range):
+        return list(value)
+    return str(value)
 
 
 def load_planned(
@@ -538,23 +551,28 @@ def run(
     # All that can be refused is refused before the first trial: options, sweep and profile.
     goal = adaptive.goal(until, budget)
     planned = _planned(sweep, choices, launcher="torchrun")
-    loaded, results, profile = planned.sweep, planned.results, planned.profile
+    loaded = planned.sweep
+    results = planned.results
+    profile = planned.profile
     if tolerate_load:
         profile = with_tolerance(profile)
     sweep_folder = results.sweep_folder(loaded.name)
     console = TerminalConsole(quiet=not progress)
     view = RunView(loaded, console, planned.estimates, profile)
+    redo: runner.Redo = "all" if force else "failed"
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:
         """Run the trials of the sweep that are pending, and return all of its records."""
+        from_repeat = 0
+        if is_further_repeat:  # what this command has just run, it must not run once more
+            from_repeat = sweep.repeats - 1
         return runner.run(
             sweep,
             profile,
             sweep_folder,
             view,
-            redo="all" if force else "failed",
-            # What this command has just run, it must not run once more for a further repeat.
-            from_repeat=sweep.repeats - 1 if is_further_repeat else 0,
+            redo=redo,
+            from_repeat=from_repeat,
             fail_fast=fail_fast,
             # A job in Slurm's queue may have the same trials, and would write the same folders.
             check=refuse_live_jobs,
@@ -567,7 +585,8 @@ def run(
             view.show_delivery()
         if delivery.trouble is not None:
             view.on_message(delivery.trouble)
-    recorded = load(loaded.name, results.path, only=choices.get("only", ()))
+    only = choices.get("only", ())
+    recorded = load(loaded.name, results.path, only=only)
     return replace(recorded, trouble=delivery.trouble)
 
 
@@ -646,7 +665,9 @@ def compare(
     harness.core.errors.BadInput: compare: found 1 side; allowed: several, or one with `by`
     """
     axes = _listed(by)
-    if bool(axes) == (len(sides) > 1) or not sides:
+    is_within_one = bool(axes) and len(sides) == 1
+    is_of_several = not axes and len(sides) > 1
+    if not is_within_one and not is_of_several:
         found = counted(len(sides), "side")
         if axes:
             found += " with `by`"
@@ -665,9 +686,11 @@ def compare(
     )
     if axes:  # both A and B are cells of the one side
         comparison = compare_by(first, axes, rules)
-        return Verdicts(**vars(comparison), a=first.name, b=[f"{first.name} by {','.join(axes)}"])
-    comparison = compare_sides(first, others, rules)
-    return Verdicts(**vars(comparison), a=first.name, b=[side.name for side in others])
+        names = [f"{first.name} by {','.join(axes)}"]
+    else:
+        comparison = compare_sides(first, others, rules)
+        names = [side.name for side in others]
+    return Verdicts(**vars(comparison), a=first.name, b=names)
 
 
 def _select_sides(sides: Sequence[str | Path | SweepData], results: Results) -> list[Side]:
@@ -683,9 +706,12 @@ def _select_sides(sides: Sequence[str | Path | SweepData], results: Results) -> 
         else:
             names.append(str(side))
     named = iter(select_results(results, names, loaded))
-    selected = []
+    selected: list[Side] = []
     for side in sides:
-        selected.append(side.side if isinstance(side, SweepData) else next(named))
+        if isinstance(side, SweepData):
+            selected.append(side.side)
+        else:
+            selected.append(next(named))
     return selected
 
 
@@ -693,4 +719,5 @@ def _listed(names: Names) -> list[str]:
     """Return names as a list, each without blanks."""
     if isinstance(names, str):
         names = names.split(",")
-    return list(filter(None, map(str.strip, names)))
+    stripped = [name.strip() for name in names]
+    return list(filter(None, stripped))

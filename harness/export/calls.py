@@ -35,8 +35,10 @@ class TrainedModel:
     @torch.no_grad()
     def evaluate(self, indices: Sequence[int]) -> Tensor:
         """Return the rows of an evaluation of some samples, in fp64."""
-        batch = place_batch(self.samples.batch(indices), self.axes, self.device)
-        return self.workload.evaluate(self.model, batch).double().cpu()
+        samples = self.samples.batch(indices)
+        batch = place_batch(samples, self.axes, self.device)
+        rows = self.workload.evaluate(self.model, batch)
+        return rows.double().cpu()
 
     def calls(self, indices: Sequence[int]) -> list[Inputs]:
         """Return the inputs of all calls of the model in the evaluation of some samples.
@@ -46,7 +48,8 @@ class TrainedModel:
         calls: list[Inputs] = []
 
         def note(model: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-            if keywords or not all(isinstance(value, Tensor) for value in inputs):
+            are_tensors = all(isinstance(value, Tensor) for value in inputs)
+            if keywords or not are_tensors:
                 raise NotApplied(
                     "evaluate() calls the model with other things than tensors by position"
                 )
@@ -70,15 +73,20 @@ class CallShape:
         ONNX takes axes of one name for equally long, as a text and its translation are not.
         """
         names = {axis: f"axis_{axis}_{index}" for axis in sorted(self.varying[index])}
-        if 0 in names and self.example[index].shape[0] == self.example[0].shape[0]:
-            names[0] = "batch"
+        if 0 in names:
+            size = self.example[index].shape[0]
+            batch_size = self.example[0].shape[0]
+            if size == batch_size:
+                names[0] = "batch"
         return names
 
     def describe(self, index: int) -> str:
         """Return the type and shape of an input, as in `float32 (batch, 4)`."""
         tensor = self.example[index]
         names = self.names(index)
-        sizes = [names.get(axis, str(size)) for axis, size in enumerate(tensor.shape)]
+        sizes = []
+        for axis, size in enumerate(tensor.shape):
+            sizes.append(names.get(axis, str(size)))
         dtype = str(tensor.dtype).removeprefix("torch.")
         return f"{dtype} ({', '.join(sizes)})"
 
@@ -93,20 +101,30 @@ def probe_calls(
     """
     size = max(2, batch_size)
     starts = range(0, max(1, count - 1), size)
-    single, batches = calls_of([0]), []
+    single = calls_of([0])
+    batches: list[Inputs] = []
     stride = max(1, len(starts) // PROBED_BATCHES)
     for start in starts[::stride]:
         stop = min(start + size, count)
         batches += calls_of(range(start, stop))
     calls = [*single, *batches]
-    varying = []
-    for tensors in zip(*calls, strict=True):
-        shapes = [tensor.shape for tensor in tensors]
-        dimensions = []
-        for dimension, sizes in enumerate(zip(*shapes, strict=True)):
-            if len(set(sizes)) > 1:
-                dimensions.append(dimension)
-        varying.append(frozenset(dimensions))
-    largest = max(batches, key=lambda inputs: sum(tensor.numel() for tensor in inputs))
+    varying = [varying_dimensions(tensors) for tensors in zip(*calls, strict=True)]
+    largest = max(batches, key=count_elements)
     # Copies: torch.export takes two inputs that are one tensor for one input.
-    return CallShape(example=tuple(tensor.clone() for tensor in largest), varying=varying)
+    example = tuple(tensor.clone() for tensor in largest)
+    return CallShape(example=example, varying=varying)
+
+
+def varying_dimensions(tensors: Sequence[Tensor]) -> frozenset[int]:
+    """Return the dimensions in which the sizes of some tensors differ."""
+    shapes = [tensor.shape for tensor in tensors]
+    dimensions = set()
+    for dimension, sizes in enumerate(zip(*shapes, strict=True)):
+        if len(set(sizes)) > 1:
+            dimensions.add(dimension)
+    return frozenset(dimensions)
+
+
+def count_elements(inputs: Inputs) -> int:
+    """Return the number of elements of all inputs of a call."""
+    return sum(tensor.numel() for tensor in inputs)

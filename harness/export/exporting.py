@@ -41,13 +41,15 @@ def check_formats(names: Sequence[str]) -> list[FormatName]:
     for name in names:
         if name not in FORMATS:
             raise BadInput(f"--to: found {name!r}; {did_you_mean(name, FORMATS)}")
-        checked.append(FORMATS[FORMATS.index(name)])
-    missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if "onnx" in checked and missing:
-        raise BadInput(
-            f"--to onnx: found no package {missing[0]}; needed: pip install"
-            " 'distributed-training-harness[export]'"
-        )
+        checked.append(name)
+    if "onnx" not in checked:
+        return checked
+    for package in ONNX_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise BadInput(
+                f"--to onnx: found no package {package}; needed: pip install"
+                " 'distributed-training-harness[export]'"
+            )
     return checked
 
 
@@ -74,28 +76,42 @@ def export_trial(
             f"{trial.id}: found no parameters, as its sweep has checkpoint: none; needed:"
             " harness run SWEEP --set checkpoint=best --force, which trains it again"
         )
+    checkpoint_path = (folder.path / checkpoint).absolute()
     order = ExportOrder(
-        checkpoint=str((folder.path / checkpoint).absolute()),
+        checkpoint=str(checkpoint_path),
         formats=formats,
         batch_sizes=batch_sizes,
     )
 
     def write_order(process_folder: TrialFolder) -> None:
-        text = json.dumps(asdict(order))
-        (process_folder.path / ORDER_FILE).write_text(text, encoding="utf-8")
+        path = process_folder.path / ORDER_FILE
+        path.write_text(json.dumps(asdict(order)), encoding="utf-8")
 
-    axes = Axes(**{name: trial.cell.axes.value(name) for name in SERVED_AXES})
-    served = Trial(cell=replace(trial.cell, axes=axes), seed=trial.seed)
-    base = Path() if record.settings is None else Path(record.settings.base_folder)
+    served = _served_trial(trial)
+    base_folder = Path()
+    if record.settings is not None:
+        base_folder = Path(record.settings.base_folder)
     with hold_machine(profile, f"harness export {trial.id}"), run_folder("export") as scratch:
         report_progress(f"exporting to {', '.join(formats)}")
-        done = run_task("export", served, base, profile, TIMEOUT, scratch, write_order)
+        done = run_task("export", served, base_folder, profile, TIMEOUT, scratch, write_order)
         exported = read_export(done)
         assert exported is not None  # the process has succeeded
-        # First beside the earlier one, so that there is never half of one.
-        aside = folder.path / ".export"
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(done.export_folder, aside)
-        shutil.rmtree(folder.export_folder, ignore_errors=True)
-        aside.rename(folder.export_folder)
+        _replace_exports(folder, done.export_folder)
     return exported
+
+
+def _served_trial(trial: Trial) -> Trial:
+    """Return a trial with only those axes that its model keeps when it serves."""
+    values = {name: trial.cell.axes.value(name) for name in SERVED_AXES}
+    cell = replace(trial.cell, axes=Axes(**values))
+    return Trial(cell=cell, seed=trial.seed)
+
+
+def _replace_exports(folder: TrialFolder, new: Path) -> None:
+    """Replace a trial's exports by a copy of the folder `new`."""
+    # First next to the earlier ones, so that there is never half of them.
+    aside = folder.path / ".export"
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(new, aside)
+    shutil.rmtree(folder.export_folder, ignore_errors=True)
+    aside.rename(folder.export_folder)

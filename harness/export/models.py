@@ -40,7 +40,8 @@ def _write_torch(model: nn.Module, shape: CallShape, folder: Path) -> Sequence[s
 
 def _load_torch(folder: Path, device: torch.device, threads: int) -> Served:
     """Load torch's graph, which torch runs operation by operation."""
-    module = torch.export.load(folder / TORCH_FILE).module()
+    program = torch.export.load(folder / TORCH_FILE)
+    module = program.module()
     return lambda *inputs: tree_leaves(module(*inputs))
 
 
@@ -82,8 +83,10 @@ def _load_onnx(folder: Path, device: torch.device, threads: int) -> Served:
     names = [node.name for node in session.get_inputs()]
 
     def run(*inputs: Tensor) -> list[Tensor]:
-        arrays = [tensor.detach().cpu().numpy() for tensor in inputs]
-        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        arrays = {}
+        for name, tensor in zip(names, inputs, strict=True):
+            arrays[name] = tensor.detach().cpu().numpy()
+        outputs = session.run(None, arrays)
         return [torch.from_numpy(output).to(device) for output in outputs]
 
     return run

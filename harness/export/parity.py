@@ -42,8 +42,12 @@ class Comparison:
         for value, reference in zip(outputs, expected, strict=True):
             difference = largest_difference(value, reference)
             self.largest_difference = max(self.largest_difference, difference)
-        doubles = [value.double() if value.is_floating_point() else value for value in inputs]
-        exact = tree_leaves(self.exact(*doubles))
+        exact_inputs = []
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                tensor = tensor.double()
+            exact_inputs.append(tensor)
+        exact = tree_leaves(self.exact(*exact_inputs))
         for reference, value in zip(expected, exact, strict=True):
             self._note_rounding(reference, value)
         return tree_unflatten(outputs, structure)
@@ -59,12 +63,14 @@ class Comparison:
             return
         limit = torch.finfo(reference.dtype).max
         is_counted = exact.isfinite() & (reference.abs() < limit)
-        if is_counted.any():
-            expected = reference[is_counted].double()
-            value = exact[is_counted].double()
-            rounding = float((expected - value).abs().max())
-            self.rounding = max(self.rounding, rounding)
-            self.scale = max(self.scale, float(value.abs().max()))
+        if not is_counted.any():
+            return
+        expected = reference[is_counted].double()
+        value = exact[is_counted].double()
+        rounding = (expected - value).abs().max()
+        scale = value.abs().max()
+        self.rounding = max(self.rounding, float(rounding))
+        self.scale = max(self.scale, float(scale))
 
 
 def largest_difference(output: Tensor, reference: Tensor) -> float:
@@ -76,10 +82,14 @@ def largest_difference(output: Tensor, reference: Tensor) -> float:
         return math.inf
     left = output.detach().double()
     right = reference.detach().double()
-    is_same = (left == right) | (left.isnan() & right.isnan())
-    gaps = torch.where(is_same, 0.0, (left - right).abs())
+    if left.numel() == 0:
+        return 0.0
+    are_both_nan = left.isnan() & right.isnan()
+    is_same = (left == right) | are_both_nan
+    differences = (left - right).abs()
+    gaps = torch.where(is_same, 0.0, differences)
     gaps = gaps.nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(gaps.max()) if gaps.numel() else 0.0
+    return float(gaps.max())
 
 
 @torch.no_grad()
@@ -89,9 +99,12 @@ def compare(trained: TrainedModel, served: Served) -> ExportParity:
     Allowed are ROUNDINGS times eager mode's own rounding error, and one rounding at the scale of the
     outputs.
     """
-    comparison = Comparison(served, copy.deepcopy(trained.model).double())
-    rows, served_rows = [], []
-    count, size = len(trained.samples), trained.axes.batch_size
+    exact = copy.deepcopy(trained.model).double()
+    comparison = Comparison(served, exact)
+    rows = []
+    served_rows = []
+    count = len(trained.samples)
+    size = trained.axes.batch_size
     for start in range(0, count, size):
         indices = range(start, min(start + size, count))
         rows.append(trained.evaluate(indices))
@@ -110,5 +123,8 @@ def compare(trained: TrainedModel, served: Served) -> ExportParity:
 
 def _metrics(workload: Workload, rows: Tensor) -> dict[str, float]:
     """Return the finite metrics of some rows; NaN in outputs may leave none."""
-    metrics = workload.metrics(rows)
-    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    finite = {}
+    for name, value in workload.metrics(rows).items():
+        if math.isfinite(value):
+            finite[name] = float(value)
+    return finite

@@ -64,8 +64,8 @@ def export(
     Raises BadFile for a damaged checkpoint, what an exporter raises for a model that its format can't
     hold, and HarnessError for a file that computes something else than eager mode.
     """
-    text = (folder.path / ORDER_FILE).read_text(encoding="utf-8")
-    order = ExportOrder(**json.loads(text))
+    order_path = folder.path / ORDER_FILE
+    order = ExportOrder(**json.loads(order_path.read_text(encoding="utf-8")))
     trial = assignment.trial
     checkpoint = Path(order.checkpoint)
     axes = trial.cell.axes
@@ -94,18 +94,22 @@ def export(
 
 
 def _export_to(
-    name: FormatName, target: Path, batch_sizes: Sequence[int], trained: TrainedModel
+    name: FormatName,
+    target: Path,
+    batch_sizes: Sequence[int],
+    trained: TrainedModel,
 ) -> ExportedModel:
     """Write the model's files, load them again, compare the two models, and time calls.
 
     Raises HarnessError for a file that computes something else than eager mode.
     """
-    (write, load), threads = EXPORTERS[name], trained.axes.num_threads
-    shape = probe_calls(trained.calls, len(trained.samples), trained.axes.batch_size)
+    write, load = EXPORTERS[name]
+    axes = trained.axes
+    shape = probe_calls(trained.calls, len(trained.samples), axes.batch_size)
     target.mkdir(parents=True)
     with torch.no_grad():
         names = write(trained.model, shape, target)
-    served = load(target, trained.device, threads)
+    served = load(target, trained.device, axes.num_threads)
     parity = compare(trained, served)
     if parity.largest_difference > parity.tolerance:
         raise HarnessError(
@@ -113,11 +117,13 @@ def _export_to(
             f" {parity.tolerance:.2g}; nothing was exported"
         )
     hardware = describe_hardware()
-    processor = hardware.gpus[0] if trained.device.type == "cuda" else hardware.cpu
-    versions = {package: installed_version(package) for package in PACKAGES}
-    packages = {package: version for package, version in versions.items() if version}
+    processor = hardware.cpu
+    if trained.device.type == "cuda":
+        processor = hardware.gpus[0]
     size = sum(path.stat().st_size for path in target.iterdir())
-    inputs = [f"{given}: {shape.describe(index)}" for index, given in enumerate(names)]
+    inputs = []
+    for index, input_name in enumerate(names):
+        inputs.append(f"{input_name}: {shape.describe(index)}")
     latencies = [time_calls(served, trained, batch_size) for batch_size in batch_sizes]
     return ExportedModel(
         format=name,
@@ -125,10 +131,20 @@ def _export_to(
         inputs=inputs,
         parity=parity,
         latencies=latencies,
-        threads=threads,
+        threads=axes.num_threads,
         processor=processor,
-        packages=packages,
+        packages=_package_versions(),
     )
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of those of PACKAGES that are installed."""
+    versions = {}
+    for package in PACKAGES:
+        version = installed_version(package)
+        if version:
+            versions[package] = version
+    return versions
 
 
 def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latency:
@@ -139,8 +155,9 @@ def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latenc
     batches: list[Inputs] = []
     count = len(trained.samples)
     for start in range(0, BATCHES * batch_size, batch_size):
-        rows: Sequence[int] = [index % count for index in range(start, start + batch_size)]
-        batches.append(trained.calls(rows)[0])
+        indices = range(start, start + batch_size)
+        calls = trained.calls([index % count for index in indices])
+        batches.append(calls[0])
     milliseconds = []
     with torch.inference_mode():
         for number in range(WARMUP + CALLS):
@@ -149,6 +166,8 @@ def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latenc
             served(*inputs)
             if trained.device.type == "cuda":
                 torch.cuda.synchronize()
-            milliseconds.append((time.perf_counter_ns() - started) / 1e6)
-    p50, p95 = np.quantile(milliseconds[WARMUP:], [0.5, 0.95]).tolist()
+            nanoseconds = time.perf_counter_ns() - started
+            milliseconds.append(nanoseconds / 1e6)
+    counted = milliseconds[WARMUP:]
+    p50, p95 = np.quantile(counted, [0.5, 0.95]).tolist()
     return Latency(batch_size=batch_size, calls=CALLS, p50_ms=p50, p95_ms=p95)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,8 +74,10 @@ class Machine:
 
         It is that of a GPU, or of all cores of a CPU.
         """
-        products = [timing for timing in self.timings if timing.call == "matmul"]
-        rates = [timing.work / min(timing.seconds) for timing in products if timing.dtype == dtype]
+        rates = []
+        for timing in self.timings:
+            if timing.call == "matmul" and timing.dtype == dtype:
+                rates.append(timing.work / min(timing.seconds))
         return max(rates, default=None)
 
 
@@ -87,8 +90,9 @@ def machine_key(hardware: Hardware, device: Device) -> str:
     if device == "cpu":
         description = f"{hardware.cpu} {hardware.cpu_version or ''} {hardware.usable_cores} cores"
     else:
-        names = list(hardware.gpus)
-        description = " ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
+        counts = Counter(hardware.gpus)
+        gpus = [f"{counts[name]}x {name}" for name in sorted(counts)]
+        description = " ".join(gpus)
     words = re.findall(r"[A-Za-z0-9.]+", description)
     return safe_folder_name("-".join(words))
 

@@ -53,12 +53,19 @@ def measure_products(device: torch.device, on_progress: OnProgress) -> list[Timi
     timings = []
     sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
     for dtype in dtypes(device):
-        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        precision = "high" if dtype == "tf32" else "highest"
+        torch.set_float32_matmul_precision(precision)
         for size in sizes:
             on_progress(f"product of {size}² {dtype}")
             call = product(size, DTYPES[dtype], device)
             seconds = repeat(runner(call, device))
-            timings.append(Timing(call="matmul", dtype=dtype, size=size, seconds=seconds))
+            timing = Timing(
+                call="matmul",
+                dtype=dtype,
+                size=size,
+                seconds=seconds,
+            )
+            timings.append(timing)
             if min(seconds) > MAX_SECONDS:
                 break
     return timings
@@ -84,7 +91,8 @@ def measure_all_reduces(
         on_progress(f"all-reduce of {size} bytes at {world_size} ranks")
         values = torch.ones(size // 4, device=device)
         dist.all_reduce(values)
-        if not bool((values == world_size).all()):
+        is_right = (values == world_size).all()
+        if not is_right:
             wrong = f"an all-reduce of ones at {world_size} ranks gave {float(values[0])}"
             raise HarnessError(wrong)
         values.zero_()  # sums of sums would overflow
@@ -186,7 +194,9 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def measure(
-    device_name: Literal["auto", "cpu", "cuda"], ranks: Ranks, on_progress: OnProgress
+    device_name: Literal["auto", "cpu", "cuda"],
+    ranks: Ranks,
+    on_progress: OnProgress,
 ) -> Machine | None:
     """Measure this machine, on a CPU with a thread for each core; rank 0 gets what was measured.
 
@@ -196,12 +206,13 @@ def measure(
     device = choose_device(device_name, ranks)
     if device.type == "cpu":
         torch.set_num_threads(len(usable_cores()))
+    has_other_ranks = ranks.world_size > 1
     timings: list[Timing] = []
-    with process_group(ranks, device, needed=ranks.world_size > 1, timeout=COLLECTIVE_TIMEOUT):
+    with process_group(ranks, device, needed=has_other_ranks, timeout=COLLECTIVE_TIMEOUT):
         if ranks.rank == 0:
             timings += measure_products(device, on_progress)
             timings.append(measure_copy(device, on_progress))
-        if ranks.world_size > 1:
+        if has_other_ranks:
             all_reduce_min(0)  # the other ranks wait here for rank 0
             timings += measure_all_reduces(device, ranks.world_size, on_progress)
     if ranks.rank != 0:

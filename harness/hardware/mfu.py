@@ -47,7 +47,10 @@ def mfu_numbers(
 def _achieved_flops_per_s(record: Record) -> float | None:
     """Return the FLOP/s that one rank achieved."""
     samples_per_s = record.numbers.get(RATE)
-    if samples_per_s is None or record.rank0 is None or record.rank0.flops_per_sample is None:
+    if samples_per_s is None or record.rank0 is None:
         return None
-    flops_per_s = samples_per_s * record.rank0.flops_per_sample  # of all ranks
+    flops_per_sample = record.rank0.flops_per_sample
+    if flops_per_sample is None:
+        return None
+    flops_per_s = samples_per_s * flops_per_sample  # of all ranks
     return flops_per_s / record.trial.cell.axes.world_size

@@ -46,7 +46,12 @@ def _peaks(fp32: float, tf32: float | None, half: float) -> Mapping[str, float]:
     """
     if tf32 is None:
         return {"fp32": fp32 * TERA, "fp16": half * TERA}
-    return {"fp32": fp32 * TERA, "tf32": tf32 * TERA, "bf16": half * TERA, "fp16": half * TERA}
+    return {
+        "fp32": fp32 * TERA,
+        "tf32": tf32 * TERA,
+        "bf16": half * TERA,
+        "fp16": half * TERA,
+    }
 
 
 # By the name that the driver gives the GPU, without "NVIDIA" or "Tesla"; oldest generation first.
