@@ -28,8 +28,9 @@ AXIS_NAMES = [f"{axis}=" for axis in AXIS_TYPES]  # as `--set` and `--only` take
 def complete_sweeps(incomplete: str) -> list[str]:
     """Return the names of ready sweeps, then the YAML files."""
     folder, slash, _ = incomplete.rpartition("/")
-    paths = sorted(Path(f"{folder}{slash}").glob("*.y*ml"))
-    files = [f"{folder}{slash}{path.name}" for path in paths]  # as it was typed: ./ stays
+    prefix = folder + slash
+    paths = sorted(Path(prefix).glob("*.y*ml"))
+    files = [prefix + path.name for path in paths]  # as it was typed: ./ stays
     return [*ready_sweeps(), *files]
 
 

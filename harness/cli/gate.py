@@ -94,7 +94,7 @@ def gate(
     )
     with spinner():
         outcome = run_gate(
-            loaded, profile, options, lambda cell: print_message(progress_line(cell))
+            loaded, profile, options, on_cell=lambda cell: print_message(progress_line(cell))
         )
     view = gate_view(outcome, loaded.name)
     # The file is written whatever the outcome is: CI shows it above all for a gate that fails.
@@ -142,7 +142,9 @@ def bisect(
     with spinner():
         # On stderr, so that stdout has nothing but the result, as scripts read that of `git bisect`.
         console = TerminalConsole(stderr=True)
-        outcome = run_bisect(loaded, profile, options, lambda step: console.say(step_line(step)))
+        outcome = run_bisect(
+            loaded, profile, options, on_step=lambda step: console.say(step_line(step))
+        )
     return show(bisect_view(outcome), as_json=as_json)
 
 
@@ -169,15 +171,17 @@ def certify(
     # The certificate is a file of the machine, `certificates/<hardware>.json` in the results
     # folder, and grows with each comparison: an interrupted run is resumed, not lost.
     loaded, profile = load_planned(sweep, settings, data, cluster)
+    cell = loaded.cells[0]
     request = CertifySettings(
-        cell=loaded.cells[0].id,
-        label=loaded.cells[0].label,
+        cell=cell.id,
+        label=cell.label,
         seconds=parse_duration(budget, "--budget", at_least=0.1),
         min_effect=GateOptions.min_effect,
         alpha=ALPHA,
     )
-    with spinner(f"{request.label} against itself:"):
-        certificate, path = run_certify(RESULTS.get(), loaded, profile, request, comparisons)
+    results = RESULTS.get()
+    with spinner(f"{cell.label} against itself:"):
+        certificate, path = run_certify(results, loaded, profile, request, comparisons)
     return show(certificate_view(certificate, path))
 
 
@@ -192,7 +196,9 @@ def baseline(sweep: NameArgument) -> None:
     Examples:
       harness baseline nightly
     """
-    (side,) = select(RESULTS.get(), [sweep])
+    results = RESULTS.get()
+    (side,) = select(results, [sweep])
     # All cells or none are written: a cell without a measurement, or with trials of several kinds
     # of hardware, raises BadInput before the first file.
-    show(saved_view(save(RESULTS.get(), side.cells)))
+    saved = save(results, side.cells)
+    show(saved_view(saved))

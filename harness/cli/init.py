@@ -80,45 +80,59 @@ def sweep_of_script(script: Path, arguments: Sequence[str]) -> str:
 
     Raises BadInput for a script that is missing, and for a file that is none.
     """
+    _check_script(script)
+    named_options = {word.partition("=")[0] for word in arguments}
+    words = list(arguments)
+    batch_size = ""
+    text = script.read_text(encoding="utf-8")
+    for match in OPTION.finditer(text):
+        option = match["name"]
+        if option in named_options:
+            continue
+        name = option.strip("-").replace("_", "-").lower()
+        default = DEFAULT.search(match["more"])
+        if name in SEED_OPTIONS:
+            words += [option, "{seed}"]
+        elif name == "batch-size" and default is not None:
+            words += [option, "{batch_size}"]
+            batch_size = f"  batch_size: {default['value']}\n"
+    sweep_name = script.stem
+    if sweep_name == "main":  # as every example is called
+        sweep_name = script.absolute().parent.name
+    return SWEEP.format(
+        name=_quoted(safe_folder_name(sweep_name)),
+        script=_quoted(script.name),
+        arguments=_quoted(_command_line(words)),
+        batch_size=batch_size,
+    )
+
+
+def _check_script(script: Path) -> None:
+    """Raise BadInput for a script that is missing, and for a file that is none."""
     if script.suffix != ".py" or not NAME.fullmatch(script.stem):
         raise BadInput(
             f"{script}: found another name; allowed: a Python file of letters, digits, ., - and _"
         )
     try:
-        if not is_script(script.name, script.parent):
-            raise BadInput(
-                f"{script}: found a file with a workload; allowed: a script; name it as"
-                f" `uses: {script.name}` in a sweep (harness init without a file writes one)"
-            )
+        has_loop = is_script(script.name, script.parent)
     except (ValueError, SyntaxError) as error:
         raise BadInput(str(error)) from None
-    given = {word.partition("=")[0] for word in arguments}
-    filled = list(arguments)
-    batch_size = ""
-    for match in OPTION.finditer(script.read_text(encoding="utf-8")):
-        option = match["name"]
-        name = option.strip("-").replace("_", "-").lower()
-        default = DEFAULT.search(match["more"])
-        if option in given:
-            continue
-        if name in SEED_OPTIONS:
-            filled += [option, "{seed}"]
-        elif name == "batch-size" and default is not None:
-            filled += [option, "{batch_size}"]
-            batch_size = f"  batch_size: {default['value']}\n"
-    words = []
-    for word in filled:
-        # Braces need no quotes: the command line is split as a shell does, and not run by one.
-        is_plain = PLACEHOLDER.search(word) and " " not in word
-        words.append(word if is_plain else shlex.quote(word))
-    # Every example is called main.
-    name = script.absolute().parent.name if script.stem == "main" else script.stem
-    return SWEEP.format(
-        name=_quoted(safe_folder_name(name)),
-        script=_quoted(script.name),
-        arguments=_quoted(" ".join(words)),
-        batch_size=batch_size,
-    )
+    if not has_loop:
+        raise BadInput(
+            f"{script}: found a file with a workload; allowed: a script; name it as"
+            f" `uses: {script.name}` in a sweep (harness init without a file writes one)"
+        )
+
+
+def _command_line(words: Sequence[str]) -> str:
+    """Return words as a command line, which is split as a shell does, and not run by one."""
+    quoted = []
+    for word in words:
+        is_placeholder = PLACEHOLDER.search(word) and " " not in word
+        if not is_placeholder:  # whose braces would get quotes that they do not need
+            word = shlex.quote(word)
+        quoted.append(word)
+    return " ".join(quoted)
 
 
 def _quoted(text: str) -> str:

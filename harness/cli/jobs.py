@@ -7,7 +7,6 @@ shows sweeps that `harness run` runs on this machine, and works from any machine
 import shlex
 import sys
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated
 
 import typer
@@ -153,23 +152,28 @@ def _watch(statuses: Sequence[SweepStatus], tracking_uri: str | None) -> Sequenc
     server. Of a single sweep, the results are shown in the end.
     """
     results = RESULTS.get()
+    is_single_sweep = len(statuses) == 1
     folders = []
     delivered = []
     for status in statuses:
         folder = results.sweep_folder(status.sweep.name)
         folders.append((status.sweep, folder))
-        if len(statuses) == 1 or not status.is_over:
+        if is_single_sweep or not status.is_over:
             delivered.append(folder)
     printed: list[list[str | Styled]] = []
     with Follower(results, delivered, tracking_uri) as delivery:
         for statuses in until_over(lambda: read_statuses(folders), WATCH_SECONDS):
-            lines = list(chain.from_iterable(map(headlines, statuses)))
+            lines: list[list[str | Styled]] = []
+            for status in statuses:
+                lines += headlines(status)
             if lines != printed:
                 show(View(lines=lines))
                 printed = lines
-    if len(folders) == 1:
-        recorded = read_recorded_sweep(results, folders[0][0].name)
-        show(sweep_view(recorded, results, trouble=delivery.trouble, tracking_uri=tracking_uri))
+    if is_single_sweep:
+        sweep, _ = folders[0]
+        recorded = read_recorded_sweep(results, sweep.name)
+        trouble = delivery.trouble
+        show(sweep_view(recorded, results, trouble=trouble, tracking_uri=tracking_uri))
     return statuses
 
 
@@ -202,7 +206,10 @@ def cancel(sweep: NameArgument) -> None:
       harness cancel quickstart
     """
     # Read first, so that a name that no sweep has is an error and not a sweep without jobs.
-    name = read_recorded_spec(RESULTS.get(), sweep).name
-    job_ids = jobs.cancel(RESULTS.get().sweep_folder(name))
-    ids = f": {', '.join(job_ids)}" if job_ids else ""
-    print(f"{counted(len(job_ids), 'job')} cancelled{ids}")
+    results = RESULTS.get()
+    spec = read_recorded_spec(results, sweep)
+    job_ids = jobs.cancel(results.sweep_folder(spec.name))
+    line = f"{counted(len(job_ids), 'job')} cancelled"
+    if job_ids:
+        line += f": {', '.join(job_ids)}"
+    print(line)

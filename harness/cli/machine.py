@@ -103,8 +103,9 @@ def export(
       harness export mlp-45dbdb38d5-s0-r0 --to onnx --to torch-export --batch-size 32
     """
     formats = check_formats(to)
-    record, folder = find_trial(RESULTS.get(), trial, only, best=best)
+    record, path = find_trial(RESULTS.get(), trial, only, best=best)
+    folder = TrialFolder(path)
     profile = load_profile(cluster)
     with spinner(f"{record.trial.id}:"):
-        exported = export_trial(record, TrialFolder(folder), formats, profile, batch_size)
-    show(export_view(exported, TrialFolder(folder)))
+        exported = export_trial(record, folder, formats, profile, batch_size)
+    show(export_view(exported, folder))

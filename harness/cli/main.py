@@ -73,7 +73,9 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "export": ("machine", "Export a trained model."),
     },
 }
-MODULES = {name: module for commands in PANELS.values() for name, (module, _) in commands.items()}
+MODULES: Mapping[str, str] = {
+    name: module for commands in PANELS.values() for name, (module, _) in commands.items()
+}
 
 
 class Commands(TyperGroup):
@@ -90,25 +92,29 @@ class Commands(TyperGroup):
         app = import_module(f"harness.cli.{MODULES[cmd_name]}").app
         app.rich_markup_mode = None  # help is plain text, in which square brackets are no styles
         command: Any = typer.main.get_command(app)
-        command = command.commands[cmd_name] if isinstance(command, TyperGroup) else command
+        if isinstance(command, TyperGroup):  # of a module with several commands
+            command = command.commands[cmd_name]
         # \b keeps the lines of a paragraph from being joined.
         command.help = command.help.replace("Examples:", "\b\nExamples:")
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that `args` begin with; raises BadInput for one that there is none of."""
-        if args[0] not in MODULES and not ctx.resilient_parsing:  # which is true for completion
-            raise BadInput(f"{args[0]}: no such command; {did_you_mean(args[0], MODULES)}")
+        name = args[0]
+        is_completion = ctx.resilient_parsing
+        if name not in MODULES and not is_completion:
+            raise BadInput(f"{name}: no such command; {did_you_mean(name, MODULES)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each panel, with a line for each command."""
         width = max(map(len, MODULES))  # so that all panels align
         for panel, commands in PANELS.items():
+            rows = []
+            for name, (_, when_to_use) in commands.items():
+                rows.append((f"{name:{width}}", when_to_use))
             with formatter.section(panel):
-                formatter.write_dl(
-                    [(f"{name:{width}}", line) for name, (_, line) in commands.items()]
-                )
+                formatter.write_dl(rows)
 
 
 app = typer.Typer(
@@ -137,7 +143,10 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
@@ -163,11 +172,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # By Python's default most of them end the process at once, without the cleanup of `with` and `finally`.
     handle_signals(signal.default_int_handler)
-    arguments_or_help = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if not arguments:
+        arguments = ["--help"]
     try:
         # Not standalone: typer would print errors in its own way and end the process. The result is what
         # the command returned, its exit code if it has one.
-        code = command_tree()(args=arguments_or_help, prog_name="harness", standalone_mode=False)
+        tree = command_tree()
+        code = tree(args=arguments, prog_name="harness", standalone_mode=False)
         sys.stdout.flush()  # here, where it is noticed if the disk is full
     except HarnessError as error:
         code = _fail(str(error), error.exit_code)
@@ -224,7 +237,8 @@ def _fail_for_system(error: OSError) -> int:
 
 def _drop_output() -> None:
     """Send what is left of the output nowhere: Python would fail again when it flushes it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -17,23 +17,19 @@ from typing import Any
 import pytest
 
 from harness.analysis import baseline
-from harness.analysis.compare import (
-    CellComparison,
-    Rules,
-    Side,
-    compare,
-)
+from harness.analysis.compare import CellComparison, Rules, Side, compare
 from harness.analysis.result import CellResult, aggregate, cell_result
 from harness.api import load_planned
 from harness.core.errors import BadInput
 from harness.core.paths import Results
-from harness.gate.answer import GateAnswer, judge_cell
+from harness.gate.answer import judge_cell
 from harness.gate.limits import GATE_FILE_NAME, Gate, read_gate, unused_patterns
 from harness.launch import sweep as runner
 from harness.measure.numbers import slowest_rank_seconds
 from harness.measure.window import measured_window
 from harness.records.record import Record
 from harness.slurm.queue import refuse_live_jobs
+from harness.statistics.verdict import MetricVerdict
 from harness.sweep.cell import Cell
 from harness.sweep.cluster import Profile
 from harness.sweep.selected import select
@@ -94,17 +90,22 @@ class SweepFile(pytest.File):
         # By name: other sweeps may have their baselines in the same folder.
         of_sweep = []
         for result in self.baselines:
-            if any(trial.sweep == self.sweep.name for trial in result.trials):
+            sweep_names = {trial.sweep for trial in result.trials}
+            if self.sweep.name in sweep_names:
                 of_sweep.append(result.cell)
         if not of_sweep:
             warning = (
                 f"no baseline is of a sweep named {self.sweep.name!r}, so cells that were removed"
+                " from it go unnoticed"
             )
-            self.warn(GateWarning(f"{warning} from it go unnoticed"))
+            self.warn(GateWarning(warning))
         # A cell whose settings were changed counts as one that was lost and one that is new. One whose
         # code was changed is the same: that is what a baseline is for. It may have one for each hardware.
         present = {cell.settings_id for cell in self.sweep.cells}
-        lost = {cell.settings_id: cell for cell in of_sweep if cell.settings_id not in present}
+        lost: dict[str, Cell] = {}
+        for cell in of_sweep:
+            if cell.settings_id not in present:
+                lost[cell.settings_id] = cell
         for cell in lost.values():
             yield self._item(cell, self.report_lost)
 
@@ -115,24 +116,29 @@ class SweepFile(pytest.File):
         and the limits that it should set would not apply.
         """
         option = self.config.getoption
+        launcher = "torchrun"
+        if option("harness_trials") == "recorded":
+            launcher = ""  # any: the trials may have run in jobs of Slurm
         self.sweep, self.profile = load_planned(
             str(self.path),
             option("harness_set"),
             option("harness_data"),
             option("harness_cluster"),
-            # Trials that are recorded may have run in jobs of Slurm.
-            launcher="" if option("harness_trials") == "recorded" else "torchrun",
+            launcher=launcher,
         )
         folder = Path(option("harness_baseline"))
-        self.baselines = [baseline.read(path) for path in sorted(folder.rglob("*.json"))]
+        baseline_paths = sorted(folder.rglob("*.json"))
+        self.baselines = [baseline.read(path) for path in baseline_paths]
         if not self.baselines:
             raise BadInput(
                 f"--harness-baseline: {folder}: found no baselines; harness baseline SWEEP makes them"
             )
         # Next to the folder where that is the folder of one hardware and the gate is for all.
         paths = [folder / GATE_FILE_NAME, folder.parent / GATE_FILE_NAME]
-        self.gate = read_gate(next(filter(Path.is_file, paths), None))
-        cells = [*self.sweep.cells, *(result.cell for result in self.baselines)]
+        existing_paths = filter(Path.is_file, paths)
+        self.gate = read_gate(next(existing_paths, None))
+        baseline_cells = [result.cell for result in self.baselines]
+        cells = [*self.sweep.cells, *baseline_cells]
         for pattern in unused_patterns(self.gate, cells):
             raise BadInput(
                 f"{self.gate.source}: cells: found {pattern!r}, which names no cell of sweep or baseline"
@@ -145,7 +151,8 @@ class SweepFile(pytest.File):
         )
         item.cell = cell
         item.clock = ReplayClock()
-        item.add_marker(pytest.mark.benchmark(timer=item.clock, group=cell.workload.label))
+        marker = pytest.mark.benchmark(timer=item.clock, group=cell.workload.label)
+        item.add_marker(marker)
         return item
 
     @property
@@ -166,26 +173,29 @@ class SweepFile(pytest.File):
         Records are written to the results folder as by `harness run`, but not delivered to MLflow.
         With `recorded`, no trial runs and the records that are there are used.
         """
-        which = self.config.getoption("harness_trials")
-        results = Results(Path(self.config.getoption("harness_results")))
+        option = self.config.getoption
+        trials = option("harness_trials")
+        results = Results(Path(option("harness_results")))
         folder = results.sweep_folder(self.sweep.name)
-        ids = ",".join(cell.id for cell in self.selected_cells)
+        ids = [cell.id for cell in self.selected_cells]
         if not ids:  # only lost cells are left
             return
-        sweep = select(self.sweep, [f"cell={ids}"])  # the sweep in the results stays whole
-        if which == "recorded":
+        term = f"cell={','.join(ids)}"
+        sweep = select(self.sweep, [term])  # the sweep in the results stays whole
+        if trials == "recorded":
             planned = runner.plan(sweep, folder, "missing")
             if planned.unreadable:  # a gate must not pass for want of a trial
                 raise BadInput(planned.unreadable[0])
             self.records = planned.finished
             return
+        redo: runner.Redo = "all" if trials == "all" else "failed"
         with RunView(sweep, TerminalConsole()) as view:
             self.records = runner.run(
                 sweep,
                 self.profile,
                 folder,
                 view,
-                redo="all" if which == "all" else "failed",
+                redo=redo,
                 fail_fast=False,
                 check=refuse_live_jobs,
             )
@@ -200,6 +210,8 @@ class SweepFile(pytest.File):
         measured = Side(name="run", cells=aggregate(self.records))
         selected = {cell.settings_id for cell in self.selected_cells}
         of_cells = [result for result in self.baselines if result.cell.settings_id in selected]
+        if not of_cells:
+            return BadInput("the baseline has none of these cells: harness baseline")
         # Without a baseline of this hardware, those of another are compared: that is refused with
         # a message that names both, unless the gate has `across: [hardware]`.
         of_hardware = [result for result in of_cells if measured.hardware & set(result.hardware)]
@@ -212,8 +224,6 @@ class SweepFile(pytest.File):
             overrides[cell.id] = (limits.min_effect, limits.accuracy_margin)
         rules = Rules(across=self.gate.file.across, overrides=overrides)
         try:
-            if not of_cells:
-                raise BadInput("the baseline has none of these cells: harness baseline")
             return compare(reference, [measured], rules)
         except BadInput as error:
             return error
@@ -227,17 +237,13 @@ class SweepFile(pytest.File):
         """
         cell = item.cell
         records = [record for record in self.records if record.trial.cell.id == cell.id]
-        seconds: list[float] = []  # of all measured steps, trial after trial
-        for record in records:
-            if record.status == "done":
-                window = measured_window(record.ranks, cell)
-                seconds += slowest_rank_seconds(record.ranks, window.mask)
+        seconds = measured_step_seconds(cell, records)
         if not seconds:
             benchmark.skipped = True  # else pytest-benchmark warns that the fixture was not used
-            reasons = [
-                f"{record.trial.id}: {record.failure or ', '.join(record.violations)}"
-                for record in records
-            ]
+            reasons = []
+            for record in records:
+                reason = record.failure or ", ".join(record.violations)
+                reasons.append(f"{record.trial.id}: {reason}")
             text = "; ".join(reasons) or "no trial is recorded"
             pytest.fail(f"not measured: {text}", pytrace=False)
         item.clock.steps = iter(seconds)
@@ -246,11 +252,12 @@ class SweepFile(pytest.File):
         benchmark.pedantic(item.clock.advance, rounds=len(seconds))
         comparison = self.comparison
         if isinstance(comparison, BadInput):
-            benchmark.extra_info.update(extra_info(cell, records, None))
+            benchmark.extra_info.update(extra_info(cell, records, ()))
             pytest.fail(str(comparison), pytrace=False)
+        limits = self.gate.limits(cell)
         expected_trials = self.sweep.count_trials(cell)
-        answer = judge_cell(cell, self.gate.limits(cell), comparison, expected_trials)
-        benchmark.extra_info.update(extra_info(cell, records, answer))
+        answer = judge_cell(cell, limits, comparison, expected_trials)
+        benchmark.extra_info.update(extra_info(cell, records, answer.verdicts))
         item.user_properties.append(("verdict", answer.text))  # pytest's JUnit XML has it
         if answer.outcome == "fail":
             pytest.fail(answer.text, pytrace=False)
@@ -286,16 +293,28 @@ class CellItem(pytest.Function):
         return self.path, 0, self.name
 
 
-def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None) -> dict[str, Any]:
+def measured_step_seconds(cell: Cell, records: Sequence[Record]) -> list[float]:
+    """Return the seconds of all measured steps of a cell, trial after trial."""
+    seconds: list[float] = []
+    for record in records:
+        if record.status == "done":
+            window = measured_window(record.ranks, cell)
+            seconds += slowest_rank_seconds(record.ranks, window.mask)
+    return seconds
+
+
+def extra_info(
+    cell: Cell, records: Sequence[Record], verdicts: Sequence[MetricVerdict]
+) -> dict[str, Any]:
     """Return what pytest-benchmark's JSON holds of a cell besides the times: its rows and verdicts.
 
-    `answer` is None where the comparison was refused.
+    There are no verdicts where the comparison was refused.
     """
     result = cell_result(cell, records)
-    verdicts = {}
-    for verdict in answer.verdicts if answer is not None else ():
+    verdicts_by_metric = {}
+    for verdict in verdicts:
         # The value and its interval are ratios of throughput, or differences of the target metric.
-        verdicts[verdict.metric.name] = {
+        verdicts_by_metric[verdict.metric.name] = {
             "verdict": verdict.label,
             "value": verdict.effect,
             "interval": verdict.interval,
@@ -305,5 +324,5 @@ def extra_info(cell: Cell, records: Sequence[Record], answer: GateAnswer | None)
         "hardware": list(result.hardware),
         "samples_per_second": [row.throughput for row in result.trials],
         "digests": [row.parameter_digest for row in result.trials],
-        "verdicts": verdicts,
+        "verdicts": verdicts_by_metric,
     }

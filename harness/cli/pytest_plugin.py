@@ -66,16 +66,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         # Fails where the project's tests have a package called `workloads`.
-        from harness.sweep import sweep as spec
+        from harness.sweep.sweep import find_sweep_file
 
-        # Absolute and without `..`, as the paths that pytest gives `pytest_collect_file`.
-        path = Path(os.path.abspath(spec.find_sweep_file(str(sweep))))  # noqa: PTH100
+        sweep_path = find_sweep_file(sweep)
     except BadInput as error:
         raise pytest.UsageError(f"--harness-sweep {error}") from None
+    # Absolute and without `..`, as the paths that pytest gives `pytest_collect_file`.
+    path = Path(os.path.abspath(sweep_path))  # noqa: PTH100
     # Without paths on its command line pytest collects `testpaths`, or all tests below the current
     # folder: whoever asks for the sweep alone does not mean to run these.
-    named_paths = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.args = [*named_paths, str(path)]
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = []
+    config.args = [*config.args, str(path)]
     config.stash[SWEEP] = path
 
 
@@ -85,7 +87,9 @@ def _cause_of_disabled_benchmarks(config: pytest.Config) -> str | None:
         return "-p no:benchmark"
     # As pytest-benchmark decides: xdist's controller knows the option, and its workers, with all
     # that they start, have the variable.
-    if config.getoption("dist", "no") != "no" or "PYTEST_XDIST_WORKER" in os.environ:
+    is_xdist_controller = config.getoption("dist", "no") != "no"
+    is_xdist_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if is_xdist_controller or is_xdist_worker:
         return "pytest-xdist"
     if config.getoption("--benchmark-skip"):
         return "--benchmark-skip"
@@ -114,13 +118,17 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     where the trials can't run at all; a trial that fails is its cell's failure.
     """
     config = session.config
-    # Failures at this point are errors of the collection.
-    if SWEEP not in config.stash or config.option.collectonly or session.testsfailed:
+    if SWEEP not in config.stash or config.option.collectonly:
+        return
+    if session.testsfailed:  # by errors of the collection, as no test has run yet
         return
     from harness.cli.pytest_cells import SweepFile
     from harness.core.errors import HarnessError
 
-    sweep_files = {item.parent for item in session.items if isinstance(item.parent, SweepFile)}
+    sweep_files: set[SweepFile] = set()
+    for item in session.items:
+        if isinstance(item.parent, SweepFile):
+            sweep_files.add(item.parent)
     for sweep_file in sweep_files:
         try:
             sweep_file.measure()

@@ -86,7 +86,8 @@ def diff(
       harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20
       harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0
     """
-    if a and not b and Path(sweep).suffix not in (".yaml", ".yml"):
+    is_sweep_file = Path(sweep).suffix in (".yaml", ".yml")
+    if a and not b and not is_sweep_file:
         if settings or data or seed is not None:
             raise BadInput(
                 "--set, --data, --seed: found with trials on record; allowed: with a sweep"
@@ -100,18 +101,23 @@ def diff(
     loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
     cells = list(loaded.cells)
     if a:
-        cells = [find_cell(loaded, name, "CELL") for name in (a, b) if name]
+        names = filter(None, [a, b])
+        cells = [find_cell(loaded, name, "CELL") for name in names]
     if len(cells) != 2:
         found = counted(len(cells), "cell")
         allowed = "two, or the names of two (harness plan lists them)"
         raise BadInput(f"{loaded.source}: found {found}; allowed: {allowed}")
-    traced = []
-    for cell in cells:
-        trial = Trial(cell=cell, seed=loaded.seeds[0] if seed is None else seed)
-        traced.append(TracedTrial(trial=trial, base_folder=loaded.base_folder))
+    if seed is None:
+        seed = loaded.seeds[0]
+    trial_a, trial_b = [Trial(cell=cell, seed=seed) for cell in cells]
     with spinner():
-        difference = diff_trials(traced[0], traced[1], profile, loaded.timeout)
-    view = diff_view(traced[0].trial, traced[1].trial, difference)
+        difference = diff_trials(
+            TracedTrial(trial=trial_a, base_folder=loaded.base_folder),
+            TracedTrial(trial=trial_b, base_folder=loaded.base_folder),
+            profile,
+            loaded.timeout,
+        )
+    view = diff_view(trial_a, trial_b, difference)
     return show(view, as_json=as_json)
 
 
@@ -132,13 +138,13 @@ def parity(
 ) -> int:
     """Show how alike the cells of a sweep compute.
 
-    Runs each cell once, unmeasured, and compares it with a reference of its workload, by default the
-    first cell, which runs three times: as it
-    is, again as a control, and in fp64. Rungs are, from the highest: bitwise; rounding, as close to the
-    run in fp64 as the reference is; equivalent, by the target metric of recorded seeds; different.
-    Cells with another batch size, learning rate, optimizer or gradient limit are meant to differ, and
-    are only compared with each other. The result stays in the sweep's folder, for `harness show` and the
-    report, and `harness collect` brings it to MLflow; that of a part of the sweep (--only) is printed only.
+    Runs each cell once, unmeasured, and compares it with a reference of its workload, by default the first
+    cell, which runs three times: as it is, again as a control, and in fp64. Rungs are, from the highest:
+    bitwise; rounding, as close to the run in fp64 as the reference is; equivalent, by the target metric of
+    recorded seeds; different. Cells with another batch size, learning rate, optimizer or gradient limit are
+    meant to differ, and are only compared with each other. The result stays in the sweep's folder, for
+    `harness show` and the report, and `harness collect` brings it to MLflow; that of a part of the sweep
+    (--only) is printed only.
 
     Exit code 0 if all cells are on the rung --at-least or higher, 1 if one is not, 3 if that can't be
     told of one.
@@ -150,13 +156,14 @@ def parity(
     """
     loaded, profile = load_planned(sweep, settings, data, cluster, only=only, timed=False)
     plan = plan_parity(loaded, reference)
+    seed = loaded.seeds[0] if seed is None else seed
     with spinner():
         measured = sweep_parity(
             RESULTS.get(),
             loaded,
             profile,
             plan,
-            seed=loaded.seeds[0] if seed is None else seed,
+            seed=seed,
             margin=accuracy_margin,
             on_cell=lambda cell: print_message(f"{cell.cell.label}: {rung_badge(cell)}"),
         )
@@ -202,8 +209,11 @@ def reproduce(
     # All that can be refused is refused before the first file is written.
     named = find(RESULTS.get(), run)
     originals = find_originals(named.records, named.folder, only)
-    name = originals[0].record.trial.id if len(originals) == 1 else safe_folder_name(Path(run).name)
-    folder = output or Path(f"reproduced-{name}-{time.strftime('%Y%m%dT%H%M%S')}")
+    name = safe_folder_name(Path(run).name)
+    if len(originals) == 1:
+        name = originals[0].record.trial.id
+    now = time.strftime("%Y%m%dT%H%M%S")
+    folder = output or Path(f"reproduced-{name}-{now}")
     if folder.exists():
         raise BadInput(f"--output: {folder} exists; allowed: a folder that does not")
     console = TerminalConsole(stderr=as_json)  # as the output is JSON
@@ -214,7 +224,7 @@ def reproduce(
         data,
         at_least,
         folder,
-        lambda sweep: RunView(sweep, console),
-        lambda prepared: console.show(View(lines=code_lines(prepared))),
+        make_listener=lambda sweep: RunView(sweep, console),
+        on_prepared=lambda prepared: console.show(View(lines=code_lines(prepared))),
     )
     return show(verdict_view(verdict, folder), as_json=as_json)

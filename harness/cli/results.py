@@ -103,8 +103,9 @@ def show(
     recorded = select_recorded(read_recorded_sweep(results, sweep), only)
     print_left_out(recorded)
     if output is not None:
-        frame = api.SweepData(results=results, recorded=recorded).trials
-        WRITERS[output.suffix](frame, output)
+        data = api.SweepData(results=results, recorded=recorded)
+        write_table = WRITERS[output.suffix]
+        write_table(data.trials, output)
         print(output)
         return
     console.show(sweep_view(recorded, results, wide=wide))
@@ -158,8 +159,8 @@ def compare(
         if by or len(names) > 1:
             raise BadInput("--effects: found several results or --by; allowed: one result")
         (side,) = select(RESULTS.get(), names)
-        # Raises BadInput for too few trials to tell effects from noise.
-        return console.show(effects_view(effects(side)), as_json=as_json)
+        estimated = effects(side)  # raises BadInput for too few trials to tell effects from noise
+        return console.show(effects_view(estimated), as_json=as_json)
     verdicts = api.compare(
         *names,
         by=by,
@@ -169,7 +170,8 @@ def compare(
         to_reach=to_reach,
         results=RESULTS.get().path,
     )
-    return console.show(comparison_view(verdicts, verdicts.a, verdicts.b), as_json=as_json)
+    view = comparison_view(verdicts, verdicts.a, verdicts.b)
+    return console.show(view, as_json=as_json)
 
 
 @app.command()
@@ -186,10 +188,12 @@ def report(
     Examples:
       harness report matrix
     """
-    recorded = read_recorded_sweep(RESULTS.get(), sweep)
+    results = RESULTS.get()
+    recorded = read_recorded_sweep(results, sweep)
     print_left_out(recorded)
-    path = output or RESULTS.get().sweep_folder(recorded.sweep.name).report_path
-    write_atomically(path, render(RESULTS.get(), recorded))
+    sweep_folder = results.sweep_folder(recorded.sweep.name)
+    path = output or sweep_folder.report_path
+    write_atomically(path, render(results, recorded))
     print(path)  # alone on stdout, for scripts that mail or upload the file
 
 
@@ -221,11 +225,13 @@ def collect(sweep: NameArgument, tracking_uri: UriOption = None) -> None:
     Examples:
       harness collect quickstart --tracking-uri http://127.0.0.1:5000
     """
-    recorded = read_recorded_sweep(RESULTS.get(), sweep)
+    results = RESULTS.get()
+    recorded = read_recorded_sweep(results, sweep)
     print_left_out(recorded)
-    sweep_folder = RESULTS.get().sweep_folder(recorded.sweep.name)
+    sweep_folder = results.sweep_folder(recorded.sweep.name)
+    tracker = Tracker(results, tracking_uri)
     # Safe to repeat: a delivery that was cut off is completed, and nothing is added twice.
-    delivery = Tracker(RESULTS.get(), tracking_uri).deliver(sweep_folder)
+    delivery = tracker.deliver(sweep_folder)
     delivered = counted(delivery.delivered, "trial")
     print(f"{delivered} delivered, {delivery.already_delivered} were there already")
 

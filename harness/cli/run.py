@@ -155,19 +155,20 @@ def run(
         budget=budget,
         tolerate_load=tolerate_load,
     )
-    recorded = read_recorded_sweep(RESULTS.get(), finished.name)  # not the selected trials alone
+    results = RESULTS.get()
+    recorded = read_recorded_sweep(results, finished.name)  # not the selected trials alone
     trouble = finished.trouble
-    show(sweep_view(recorded, RESULTS.get(), trouble=trouble, tracking_uri=tracking_uri))
+    show(sweep_view(recorded, results, trouble=trouble, tracking_uri=tracking_uri))
     print_left_out(recorded)
     goal = adaptive.goal(until, budget)
-    measured = finished.recorded.sweep, finished.records
+    selected = finished.recorded.sweep
     if goal is not None:
-        print(adaptive.describe_precision(goal, *measured))
+        print(adaptive.describe_precision(goal, selected, finished.records))
     # A failure counts more than an inconclusive measurement, and so does a record that can't be read.
     statuses = {record.status for record in finished.records}
     if statuses & {"failed", "interrupted"} or recorded.unreadable:
         return FAILED
-    if "invalid" in statuses or not adaptive.reached(goal, *measured):
+    if "invalid" in statuses or not adaptive.reached(goal, selected, finished.records):
         return INCONCLUSIVE
     return 0
 

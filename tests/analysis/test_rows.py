@@ -81,7 +81,7 @@ def test_a_number_is_the_same_wherever_it_is_shown(tmp_path: Path) -> None:
         assert cell.metric is not None
         in_frame = data.cells.iloc[position]
         assert (in_frame.throughput, in_frame.metric) == (cell.throughput.mean, cell.metric.mean)
-        info = extra_info(cell.cell, records, None)
+        info = extra_info(cell.cell, records, ())
         assert info["samples_per_second"] == [trial.throughput for trial in cell.trials]
         contents = cell_contents(data.result, cell, records, name="a cell")
         of_cell = {metric.key: metric.value for metric in contents.metrics}
