@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import psutil
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import Results, SweepFolder
+from harness.core.ports import free_port
 from harness.launch import forkserver
 from harness.sweep.cluster import SHARED_HOST
-from harness.tracking import Follower, Tracker, connect, tracker
+from harness.tracking import Follower, Tracker, connect, tracker, ui
 from harness.tracking.connect import quiet
-from tests.support import shared_server
 from workloads import importing
 
 # Another program on the machine may make any example take long.
@@ -34,11 +33,8 @@ hypothesis.settings.load_profile("untimed")
 
 WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in the processes that it runs tests in
 RUN_FOLDER = "HARNESS_TESTS_FOLDER"  # the variable with the path of that folder
-PID_FILE = "pid"  # of the process that all others of a run belong to
-END_TIMEOUT = 60.0  # seconds that the MLflow server may take to end
 REAL_FOLLOWER = Follower.__init__, Follower.__exit__
 CREATE_DATABASE = connect._create_database
-MLFLOW = "mlflow"  # the folder of the MLflow server that they share
 # Kinds of test by how long they take: the long ones start first, so that no process is left with
 # one of them at the end. Of a test with several marks the first one here counts.
 LONG_KINDS = ("accuracy", "slurm", "distributed", "browser")
@@ -52,10 +48,9 @@ LONG_FILES = (
 
 
 def pytest_configure() -> None:
-    """Make the folder of this run of pytest, whose processes share an MLflow server."""
+    """Make the folder that the processes of this run of pytest share."""
     if WORKER not in os.environ:
         os.environ[RUN_FOLDER] = tempfile.mkdtemp(prefix="harness-tests-")
-        (run_folder() / PID_FILE).write_text(str(os.getpid()), encoding="ascii")
         share_variables()
 
 
@@ -72,9 +67,8 @@ def share_variables() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End the MLflow server once all processes of pytest have ended."""
+    """Remove that folder once all processes of pytest have ended."""
     if WORKER not in os.environ:
-        psutil.wait_procs(shared_server.end(run_folder() / MLFLOW), timeout=END_TIMEOUT)
         shutil.rmtree(run_folder())
 
 
@@ -220,10 +214,19 @@ def delivery_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def mlflow_server() -> str:
-    """Return the address of a real MLflow server, which each test has another sweep in."""
-    owner = int((run_folder() / PID_FILE).read_text(encoding="ascii"))
-    return shared_server.address(run_folder() / MLFLOW, owner)
+def served_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return the results folder whose database the MLflow server shows."""
+    return Results(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(served_results: Results) -> Iterator[str]:
+    """Return the address of a real MLflow server, which each test has another sweep in.
+
+    It takes 15 s of CPU time to start: of the tests that are not nightly, one file alone uses it.
+    """
+    with ui.server(Tracker(served_results), port=free_port()) as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from harness.core.paths import Results
 from harness.tracking import Delivery, Tracker, page
-from tests.conftest import MLFLOW, run_folder
+from harness.tracking.ui import serve
 from tests.factories import make_cell, make_record, write_sweep
-from tests.support import shared_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -36,12 +36,11 @@ WIDTHS = (1280, 1500, 1920)  # pixels of a laptop's window, and of larger ones
 
 
 @pytest.fixture(scope="module")
-def delivery(mlflow_server: str) -> Delivery:
+def delivery(served_results: Results) -> Delivery:
     """Deliver two workloads by two precisions by two strategies, two seeds each; one trial failed.
 
     Into the server's own database, as commands do whose results `harness ui` shows.
     """
-    results = shared_server.results_in(run_folder() / MLFLOW)
     axes = product(("mlp", "cnn"), ("fp32", "bf16"), (("single", 1), ("ddp", 2)))
     cells = [
         make_cell(label, precision=precision, steps=60, strategy=strategy, world_size=ranks)
@@ -60,8 +59,8 @@ def delivery(mlflow_server: str) -> Delivery:
     records[-1] = make_record(
         cells[-1], seed=1, sweep="pages", status="failed", started=1_700_009_000.0
     )
-    write_sweep(results.sweep_folder("pages"), records)
-    return Tracker(results).deliver(results.sweep_folder("pages"))
+    write_sweep(served_results.sweep_folder("pages"), records)
+    return Tracker(served_results).deliver(served_results.sweep_folder("pages"))
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +183,14 @@ def test_a_trials_page_shows_its_curves_its_files_and_why_it_failed(cells: Page)
     for name in names:
         name.wait_for()
     assert all(name.is_visible() for name in names)
+
+
+def test_the_addresses_on_a_running_server_are_printed(
+    results: Results, mlflow_server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, where there is a server already."""
+    write_sweep(results.sweep_folder("pointed"), [make_record(sweep="pointed")])
+    delivery = Tracker(results, mlflow_server).deliver(results.sweep_folder("pointed"))
+    serve(results, mlflow_server)
+    address = f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
+    assert f"pointed: {address}" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from harness.view.sweep import FURTHER_NUMBERS, NUMBERS
 from tests.support.reports import HOSTILE, make_records, make_sweep, write_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser
 
@@ -32,16 +33,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[Page]:
+    """Return a window that tests share, because each takes more than a second of CPU time."""
+    window = browser.new_page()
+    yield window
+    window.close()
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Browser, written: Path, width: int) -> None:
-    shown = browser.new_page(viewport={"width": width, "height": 800})
-    shown.goto(written.as_uri())
-    assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    shown.close()
+def test_nothing_is_wider_than_the_screen(window: Page, written: Path, width: int) -> None:
+    window.set_viewport_size({"width": width, "height": 800})
+    window.goto(written.as_uri())
+    assert window.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_table_of_cells_fits_a_desktop_with_all_its_columns(
-    browser: Browser, tmp_path: Path
+    window: Page, tmp_path: Path
 ) -> None:
     results, sweep = Results(tmp_path / "results"), make_sweep(tmp_path)
     columns = {**NUMBERS, **FURTHER_NUMBERS}
@@ -53,12 +61,11 @@ def test_the_table_of_cells_fits_a_desktop_with_all_its_columns(
     recorded = RecordedSweep(sweep=sweep, records=records, unreadable=())
     page = tmp_path / "report.html"
     page.write_text(render(results, recorded), encoding="utf-8")
-    shown = browser.new_page(viewport={"width": 1280, "height": 800})
-    shown.goto(page.as_uri())
-    assert "scaling" in shown.locator("#cells th").all_inner_texts()
-    box = shown.locator("#cells .wide")
+    window.set_viewport_size({"width": 1280, "height": 800})
+    window.goto(page.as_uri())
+    assert "scaling" in window.locator("#cells th").all_inner_texts()
+    box = window.locator("#cells .wide")
     assert box.evaluate("box => box.scrollWidth - box.clientWidth") == 0
-    shown.close()
 
 
 def test_the_page_makes_no_request_runs_no_script_and_logs_nothing(
@@ -78,17 +85,16 @@ def test_the_page_makes_no_request_runs_no_script_and_logs_nothing(
     shown.close()
 
 
-def test_drawings_are_visible_on_a_phone(browser: Browser, written: Path) -> None:
-    shown = browser.new_page(viewport={"width": 360, "height": 800})
-    shown.goto(written.as_uri())
+def test_drawings_are_visible_on_a_phone(window: Page, written: Path) -> None:
+    window.set_viewport_size({"width": 360, "height": 800})
+    window.goto(written.as_uri())
     for drawn in ("#cells .dot", "#curves figure > svg", "#cells td"):
-        box = shown.locator(drawn).first.bounding_box()
+        box = window.locator(drawn).first.bounding_box()
         assert box is not None, drawn
         assert box["width"] > 2, drawn
         assert box["height"] > 2, drawn
-    for table in shown.locator("#cells .wide").all():
+    for table in window.locator("#cells .wide").all():
         assert table.evaluate("box => box.scrollWidth - box.clientWidth") == 0
-    shown.close()
 
 
 def test_the_page_can_be_printed(browser: Browser, written: Path) -> None:

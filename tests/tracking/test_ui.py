@@ -22,7 +22,6 @@ from harness.tracking import Tracker, TrackerDown
 from harness.tracking import tracker as tracker_module
 from harness.tracking.connect import connect
 from harness.tracking.ui import serve, server
-from tests.factories import make_record, write_sweep
 from tests.support.mlflow import Meddler, everything, runs_of
 from tests.support.running import wait_until
 from tests.tracking.test_tracking_server import small_sweep
@@ -158,16 +157,6 @@ def test_a_port_in_use_is_bad_input(results: Results) -> None:
         port = listening.getsockname()[1]
         with pytest.raises(BadInput, match=f"port {port} of 127.0.0.1 is in use"):
             serve(results, port=port)
-
-
-def test_the_addresses_on_a_running_server_are_printed(
-    results: Results, mlflow_server: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_sweep(results.sweep_folder("pointed"), [make_record(sweep="pointed")])
-    delivery = Tracker(results, mlflow_server).deliver(results.sweep_folder("pointed"))
-    serve(results, mlflow_server)
-    page = f"{mlflow_server}/#/experiments/{delivery.experiment_id}/runs"
-    assert f"pointed: {page}" in capsys.readouterr().out
 
 
 @pytest.mark.nightly

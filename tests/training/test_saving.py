@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
+from harness.launch.launcher import RankProgram
+from harness.launch.torchrun import Torchrun
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
 from harness.sweep.cell import CheckpointRules
@@ -76,26 +78,24 @@ def saving_assignment(folder: Path, keep: int = 2) -> Assignment:
     return replace(load_assignment(folder, PLAIN), saves=plan)
 
 
-def killed_attempt(folder: TrialFolder, assignment: Assignment, moment: str) -> int | None:
+def killed_attempt(folder: TrialFolder, moment: str) -> int:
     """Train in a process that is killed at a moment of a save; return its exit code.
 
-    In a new process: in a fork of this one, torch refuses a backward where another test has had it
-    start threads.
+    A forkserver forks it: in a fork of this process, torch refuses a backward where another test has
+    had it start threads.
     """
-    child = multiprocessing.get_context("spawn").Process(
-        target=attempt_until, args=(folder, assignment, moment)
+    program = RankProgram(
+        module=__name__, arguments=[moment], folder=folder, world_size=1, num_threads=1
     )
-    child.start()
-    child.join()
-    return child.exitcode
+    return Torchrun(environment={}, fork=True).start(program).wait(300)
 
 
-def attempt_until(folder: TrialFolder, assignment: Assignment, moment: str) -> None:
+def attempt_until(folder: TrialFolder, moment: str) -> None:
     """Train until a moment kills this process."""
     prepare, _ = MOMENTS[moment]
     prepare()
     Checkpointer.votes = votes_of_done  # type: ignore[assignment, method-assign]
-    attempt(folder, assignment, None)
+    attempt(folder, saving_assignment(folder.path), None)
 
 
 def die_at_call(module: Any, name: str, call: int, *, after: bool) -> Callable[[], None]:
@@ -135,7 +135,8 @@ def test_killed_at_a_moment_of_a_save_it_resumes_to_the_same_bits(
 ) -> None:
     assignment, folder = saving_assignment(tmp_path), TrialFolder(tmp_path / "killed")
     _, steps = MOMENTS[moment]
-    assert killed_attempt(folder, assignment, moment) == -signal.SIGKILL
+    ended = killed_attempt(folder, moment)
+    assert ended == -signal.SIGKILL, folder.launch_log.read_text(encoding="utf-8")
     sealed = sorted(path.parent.name for path in folder.resume_checkpoints.glob("*/rank0.seal"))
     assert sealed == [f"step-{step:09d}" for step in steps]
     result = attempt(folder, assignment, None)
@@ -274,3 +275,7 @@ def test_a_rate_in_a_tensor_is_restored_to_its_device() -> None:
     optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
     checkpoint._load_optimizer(optimizer, saved)
     assert optimizer.param_groups[0]["lr"].device.type == "meta"
+
+
+if __name__ == "__main__":
+    attempt_until(TrialFolder(Path(sys.argv[1])), sys.argv[2])
