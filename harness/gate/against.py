@@ -83,7 +83,8 @@ class GateOutcome:
         """1 if a cell failed; 3 if one is inconclusive or was lost, or none was measured; else 0."""
         if any(map(self.has_failed, self.cells)):
             return 1
-        if self.lost or not self.cells or any(map(self.is_inconclusive, self.cells)):
+        some_inconclusive = any(map(self.is_inconclusive, self.cells))
+        if self.lost or not self.cells or some_inconclusive:
             return 3
         return 0
 
@@ -116,12 +117,17 @@ def gate(
             if cell.label in labels or is_among(cell, before):
                 cells.append(cell)
         trees = {"a": revision, "b": working_tree}
-        alpha = ALPHA / max(1, len(cells))  # cells share the allowed chance of a false alarm
+        budget = Budget(
+            min_effect=options.min_effect,
+            seconds=options.budget_seconds,
+            alpha=ALPHA / max(1, len(cells)),  # cells share the allowed chance of a false alarm
+        )
         outcomes = []
         for cell in cells:
             with progress_of(cell.label):
-                outcomes.append(_judge(sweep, cell, profile, options, trees, alpha))
-            on_cell(outcomes[-1])
+                outcome = _judge(sweep, cell, trees, profile, budget, options.compare_bits)
+            outcomes.append(outcome)
+            on_cell(outcome)
     return GateOutcome(
         options=options,
         hardware=machine_key(*describe_machine(profile)),
@@ -182,23 +188,21 @@ def _written_id(cell: Cell) -> str:
 def _judge(
     sweep: Sweep,
     cell: Cell,
-    profile: Profile,
-    options: GateOptions,
     trees: Mapping[str, Tree],
-    alpha: float,
+    profile: Profile,
+    budget: Budget,
+    compare_bits: bool,
 ) -> CellOutcome:
     """Measure a cell of the trees `a` and `b`; if one fails, that is the outcome."""
     report_progress("starting")
-    budget = Budget(min_effect=options.min_effect, seconds=options.budget_seconds, alpha=alpha)
     try:
         measured = measure(sweep, cell, trees, profile, budget)
         is_repeatable = True
-        if options.compare_bits and measured.same_bits is False:
+        if compare_bits and measured.same_bits is False:
             report_progress("training the revision twice")
             twice = {"a": trees["a"], "b": trees["a"]}
-            is_repeatable, _ = compare_losses(
-                sweep, cell, twice, profile, seconds=options.budget_seconds
-            )
+            is_repeatable, _ = compare_losses(sweep, cell, twice, profile, seconds=budget.seconds)
     except HarnessError as error:
-        return CellOutcome(cell=cell, measured=PairedResult(failure=str(error)))
+        failed = PairedResult(failure=str(error))
+        return CellOutcome(cell=cell, measured=failed)
     return CellOutcome(cell=cell, measured=measured, is_repeatable=is_repeatable)

@@ -43,31 +43,23 @@ class GateAnswer:
 
 
 def judge_cell(
-    cell: Cell, limits: Limits, comparison: CellComparison, expected_trials: int
+    cell: Cell,
+    limits: Limits,
+    comparison: CellComparison,
+    expected_trials: int,
 ) -> GateAnswer:
     """Judge a cell that should have `expected_trials` in the run; a missing measurement never passes."""
-    of_cell = []
-    for match in comparison.matches:
-        if cell.id in (match.a.cell.id, match.b.cell.id):
-            of_cell.append(match)
-    if not of_cell:
+    match = _match_of(cell, comparison)
+    if match is None:
         return GateAnswer(
             outcome=OUTCOMES[limits.missing],
             reasons=["no baseline of this cell: harness baseline"],
         )
-    match = of_cell[0]
     reasons = _judge_trials(match, expected_trials)
     for verdict in match.verdicts:
         reasons.append(_judge_verdict(verdict, limits))
-    reasons += _judge_unmeasured(match, limits)
-    if match.b.trials and match.a.trials == match.b.trials:
-        text = "run and baseline are the same trials: measure again, as with --harness-trials=all"
-        reasons.append(Reason(outcome=OUTCOMES[limits.missing], text=text))
-    pair_count = len(match.pairs)
-    alike = same_bits(match.pairs)
-    if limits.bits != "ignore" and alike < max(pair_count, 1):
-        text = f"other bits: {alike} of {counted(pair_count, 'pair')} end alike"
-        reasons.append(Reason(outcome=OUTCOMES[limits.bits], text=text))
+    reasons += _judge_missing(match, limits)
+    reasons += _judge_bits(match, limits)
     reasons += _warnings(match, comparison)
     # The most severe first: pytest's summary shows the first line only.
     reasons.sort(key=lambda reason: SEVERITY.index(reason.outcome), reverse=True)
@@ -80,18 +72,27 @@ def judge_cell(
     )
 
 
+def _match_of(cell: Cell, comparison: CellComparison) -> Match | None:
+    """Return the match that has a cell on one of its sides, None if there is none."""
+    for match in comparison.matches:
+        if cell.id in (match.a.cell.id, match.b.cell.id):
+            return match
+    return None
+
+
 def _judge_trials(match: Match, expected: int) -> list[Reason]:
     """Return a reason for each kind of trials of the run that do not count.
 
     Invalid trials, which were measured under conditions that the profile rules out, only warn: the
     code did not cause them. Trials that failed or have no record fail the cell.
     """
+    run = match.b
     reasons = []
-    for status, count in match.b.left_out.items():
+    for status, count in run.left_out.items():
         outcome: Outcome = "warn" if status == "invalid" else "fail"
         text = f"{count} of {counted(expected, 'trial')} {status}"
         reasons.append(Reason(outcome=outcome, text=text))
-    recorded = len(match.b.trials) + sum(match.b.left_out.values())
+    recorded = len(run.trials) + sum(run.left_out.values())
     if recorded < expected:
         text = f"{expected - recorded} of {counted(expected, 'trial')} have no record"
         reasons.append(Reason(outcome="fail", text=text))
@@ -116,8 +117,8 @@ def _judge_verdict(verdict: MetricVerdict, limits: Limits) -> Reason:
     return Reason(outcome=OUTCOMES[limits.inconclusive], text=text)
 
 
-def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
-    """Return a reason for each metric that one side lacks.
+def _judge_missing(match: Match, limits: Limits) -> list[Reason]:
+    """Return a reason for each metric that one side lacks, and for a run without trials of its own.
 
     Throughput is always expected, and the target metric of the workload if it has one.
     """
@@ -128,8 +129,25 @@ def _judge_unmeasured(match: Match, limits: Limits) -> list[Reason]:
     target = match.a.target or match.b.target
     if target is not None and target.name not in measured:
         lacking.append(target.name)
+    texts = [f"{name}: not measured on both sides" for name in lacking]
+    if match.b.trials and match.a.trials == match.b.trials:
+        texts.append(
+            "run and baseline are the same trials: measure again, as with --harness-trials=all"
+        )
     outcome = OUTCOMES[limits.missing]
-    return [Reason(outcome=outcome, text=f"{name}: not measured on both sides") for name in lacking]
+    return [Reason(outcome=outcome, text=text) for text in texts]
+
+
+def _judge_bits(match: Match, limits: Limits) -> list[Reason]:
+    """Return a reason unless all pairs of trials, at least one, end with the same parameters."""
+    if limits.bits == "ignore":
+        return []
+    pair_count = len(match.pairs)
+    alike = same_bits(match.pairs)
+    if pair_count and alike == pair_count:
+        return []
+    text = f"other bits: {alike} of {counted(pair_count, 'pair')} end alike"
+    return [Reason(outcome=OUTCOMES[limits.bits], text=text)]
 
 
 def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
@@ -163,7 +181,8 @@ def describe_verdict(verdict: MetricVerdict) -> str:
         min_effect = f"{metric.min_effect:g}"
     if verdict.interval is not None:
         change += f" ({interval})"
-    if verdict.outcome == "inconclusive" and verdict.p_change > ALPHA > estimate.p_change():
+    is_certain_alone = verdict.p_change > ALPHA > estimate.p_change()
+    if verdict.outcome == "inconclusive" and is_certain_alone:
         change += ", certain for this cell alone but not over all of them"
     unit = "trials a side" if estimate.unit == "trials" else estimate.unit
     return (

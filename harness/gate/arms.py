@@ -78,12 +78,16 @@ class TrainingArm:
                 connection.sendall(request)
         wall_seconds = self._wait_for_answers(start)
         self.freeze()
-        answers = [self.receive(rank, TURN_TIMEOUT) for rank in sorted(self.sockets)]
-        steps_of_ranks = zip(*(answer["seconds"] for answer in answers), strict=True)
+        seconds_of_ranks = []
+        digests = []
+        for rank in sorted(self.sockets):
+            answer = self.receive(rank, TURN_TIMEOUT)
+            seconds_of_ranks.append(answer["seconds"])
+            digests.append(answer["losses"])
         return ArmTurn(
-            seconds=[max(step) for step in steps_of_ranks],
+            seconds=[max(step) for step in zip(*seconds_of_ranks, strict=True)],
             wall_seconds=wall_seconds,
-            losses=" ".join(answer["losses"] for answer in answers),
+            losses=" ".join(digests),
         )
 
     def wait_until_ready(self) -> None:

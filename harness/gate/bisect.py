@@ -7,7 +7,7 @@ bad if it is slower by at least half of the loss between the ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -66,6 +66,11 @@ class Finding:
         """Whether the mark is more than the likelier of good and bad."""
         return self.measured is None or self.measured.verdict != "inconclusive"
 
+    @property
+    def ratio(self) -> float | None:
+        """The throughput of the later revision over that of the other, None if it was not measured."""
+        return None if self.measured is None else self.measured.ratio
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -110,45 +115,56 @@ class Judge:
     def compare(self, good: Tree, tree: Tree, ends: Finding | None = None) -> Finding:
         """Return what is found of a tree; `ends` is the finding on BAD, once that is known.
 
-        The ends train until their losses differ or half of the loss of throughput between them is
-        certain, and others as many steps, or against half of that loss. Raises HarnessError if a rank
-        fails.
+        Raises HarnessError if a rank fails.
         """
-        options = self.options
         trees = {"a": good, "b": tree}
-        if options.compare_bits:
-            is_same, steps = compare_losses(
-                self.sweep,
-                self.cell,
-                trees,
-                self.profile,
-                seconds=options.budget_seconds,
-                max_steps=None if ends is None else ends.steps,
-            )
-            return Finding(mark="good" if is_same else "bad", steps=steps)
-        min_effect = options.min_effect
+        if self.options.compare_bits:
+            return self._compare_losses(trees, ends)
+        return self._compare_speed(trees, ends)
+
+    def _compare_losses(self, trees: Mapping[str, Tree], ends: Finding | None) -> Finding:
+        """Train the ends until their losses differ, and other commits as many steps."""
+        is_same, steps = compare_losses(
+            self.sweep,
+            self.cell,
+            trees,
+            self.profile,
+            seconds=self.options.budget_seconds,
+            max_steps=None if ends is None else ends.steps,
+        )
+        return Finding(mark="good" if is_same else "bad", steps=steps)
+
+    def _compare_speed(self, trees: Mapping[str, Tree], ends: Finding | None) -> Finding:
+        """Measure the ends until half of the loss of throughput between them is certain.
+
+        Other commits are measured against half of that loss.
+        """
+        min_effect = self.options.min_effect
         certain_share = CERTAIN_SHARE
-        if ends is not None and ends.measured is not None and ends.measured.ratio is not None:
-            min_effect = (1 - ends.measured.ratio) / 2
+        if ends is not None and ends.ratio is not None:
+            min_effect = (1 - ends.ratio) / 2
             certain_share = 0.0
         budget = Budget(
             min_effect=min_effect,
-            seconds=options.budget_seconds,
+            seconds=self.options.budget_seconds,
             alpha=self.alpha,
             certain_share=certain_share,
         )
         measured = measure(self.sweep, self.cell, trees, self.profile, budget)
-        mark: Mark = "bad" if measured.verdict == "slower" else "good"
+        is_slower = measured.verdict == "slower"
         if measured.verdict == "inconclusive":
             # One commit near the middle does not end the search: the likelier mark is taken, and the
             # commit that is found is compared with its parent.
             ratio = measured.ratio or 1
-            mark = "bad" if ratio < 1 - min_effect else "good"
-        return Finding(mark=mark, measured=measured)
+            is_slower = ratio < 1 - min_effect
+        return Finding(mark="bad" if is_slower else "good", measured=measured)
 
 
 def bisect(
-    sweep: Sweep, profile: Profile, options: BisectOptions, on_step: Callable[[Step], None]
+    sweep: Sweep,
+    profile: Profile,
+    options: BisectOptions,
+    on_step: Callable[[Step], None],
 ) -> BisectOutcome:
     """Find the first bad commit after GOOD up to BAD for the sweep's only cell.
 
@@ -175,8 +191,11 @@ def bisect(
         checked_out(repository, options.good, scratch.path / "good") as good,
     ):
 
-        def compare(index: int, find: Callable[[Tree], Finding]) -> Finding:
-            """Check a commit out, and return what is found of it against GOOD."""
+        def compare(index: int, ends: Finding | None) -> Finding:
+            """Check a commit out, and return what is found of it against GOOD.
+
+            BAD, without `ends`, has to be bad; any other commit may fail.
+            """
             commit = describe_commit(repository, commits[index])
             # At its own path, so that Python's caches have nothing of other commits.
             with (
@@ -184,23 +203,22 @@ def bisect(
                 checked_out(repository, commit.id, scratch.path / commit.id) as tree,
             ):
                 report_progress("starting")
-                finding = find(tree)
-            steps.append(Step(commit=commit, finding=finding))
-            on_step(steps[-1])
+                if ends is None:
+                    finding = _compare_ends(judge, good, tree)
+                else:
+                    finding = _try(judge, good, tree, ends)
+            step = Step(commit=commit, finding=finding)
+            steps.append(step)
+            on_step(step)
             return finding
 
-        ends = compare(len(commits) - 1, lambda tree: _compare_ends(judge, good, tree))
-        indices = find_suspects(
-            len(commits),
-            lambda index: compare(index, lambda tree: _try(judge, good, tree, ends)).mark,
-        )
+        ends = compare(len(commits) - 1, None)
+        indices = find_suspects(len(commits), lambda index: compare(index, ends).mark)
         suspects = [describe_commit(repository, commits[index]) for index in indices]
         against_parent = None
         if len(suspects) == 1:
-            with progress_of(f"{suspects[0].short} against its parent"):
-                against_parent = _compare_with_parent(
-                    judge, repository, scratch.path, suspects[0].id
-                )
+            (suspect,) = suspects
+            against_parent = _compare_with_parent(judge, repository, scratch.path, suspect)
     return BisectOutcome(
         options=options,
         cell=cell,
@@ -214,9 +232,9 @@ def only_cell(sweep: Sweep) -> Cell:
     """Return the only cell of a sweep; raises BadInput for one that has several."""
     if len(sweep.cells) == 1:
         return sweep.cells[0]
-    ids = [cell.id for cell in sweep.cells]
+    first = sweep.cells[0].id
     raise BadInput(
-        f"{sweep.source}: found {len(ids)} cells; allowed: one, as with --only cell={ids[0]}"
+        f"{sweep.source}: found {len(sweep.cells)} cells; allowed: one, as with --only cell={first}"
     )
 
 
@@ -227,7 +245,11 @@ def find_suspects(count: int, try_commit: Callable[[int], Mark]) -> range:
     """
     last_good, first_bad = -1, count - 1
     skipped: set[int] = set()
-    while untried := [i for i in range(last_good + 1, first_bad) if i not in skipped]:
+    while True:
+        between = range(last_good + 1, first_bad)
+        untried = [index for index in between if index not in skipped]
+        if not untried:
+            return range(last_good + 1, first_bad + 1)
         middle = untried[len(untried) // 2]
         mark = try_commit(middle)
         if mark == "good":
@@ -236,7 +258,6 @@ def find_suspects(count: int, try_commit: Callable[[int], Mark]) -> range:
             first_bad = middle
         else:
             skipped.add(middle)
-    return range(last_good + 1, first_bad + 1)
 
 
 def _compare_ends(judge: Judge, good: Tree, bad: Tree) -> Finding:
@@ -249,7 +270,9 @@ def _compare_ends(judge: Judge, good: Tree, bad: Tree) -> Finding:
     context = f"BAD {options.bad} against GOOD {options.good}"
     try:
         finding = judge.compare(good, bad)
-        is_repeatable = not options.compare_bits or judge.compare(good, good).mark == "good"
+        is_repeatable = True
+        if options.compare_bits:
+            is_repeatable = judge.compare(good, good).mark == "good"
     except HarnessError as error:
         raise HarnessError(f"{context}: {error}") from None
     if not is_repeatable:
@@ -257,11 +280,11 @@ def _compare_ends(judge: Judge, good: Tree, bad: Tree) -> Finding:
             f"GOOD {options.good}: found other losses whenever it trains, so comparing losses proves"
             " nothing"
         )
-    if not finding.is_certain:
-        seconds = 0.0 if finding.measured is None else finding.measured.seconds
+    measured = finding.measured
+    if measured is not None and not finding.is_certain:
         raise Inconclusive(
-            f"{context}: {seconds:.0f} s of measuring gave no certain difference; allow more time"
-            " (--budget) or use a quieter machine"
+            f"{context}: {measured.seconds:.0f} s of measuring gave no certain difference; allow more"
+            " time (--budget) or use a quieter machine"
         )
     if finding.mark == "good":
         found, allowed = "as fast", "is slower"
@@ -279,14 +302,15 @@ def _try(judge: Judge, good: Tree, tree: Tree, ends: Finding | None) -> Finding:
         return Finding(mark="skip", failure=str(error))
 
 
-def _compare_with_parent(judge: Judge, repository: Path, folder: Path, commit: str) -> Finding:
+def _compare_with_parent(judge: Judge, repository: Path, folder: Path, commit: Commit) -> Finding:
     """Return the finding on a commit against its own parent.
 
     So far it is only known to be bad against GOOD; that its parent is not may be an error.
     """
     with (
-        checked_out(repository, f"{commit}^", folder / "parent") as parent,
-        checked_out(repository, commit, folder / "suspect") as suspect,
+        progress_of(f"{commit.short} against its parent"),
+        checked_out(repository, f"{commit.id}^", folder / "parent") as parent,
+        checked_out(repository, commit.id, folder / "suspect") as suspect,
     ):
         return _try(judge, parent, suspect, None)
 

@@ -111,7 +111,8 @@ class Certificate:
         """The 95% confidence interval (Clopper and Pearson) of the share of false alarms."""
         from scipy.stats import binomtest  # takes a second to load
 
-        share = binomtest(self.false_alarms, len(self.comparisons)).proportion_ci()
+        test = binomtest(self.false_alarms, len(self.comparisons))
+        share = test.proportion_ci()
         return float(share.low), float(share.high)
 
     @property
@@ -125,9 +126,9 @@ class Certificate:
 
         It is a fraction of throughput, and the smallest of the measured changes with that property.
         """
-        changes = [math.expm1(abs(comparison.log_ratio)) for comparison in self.comparisons]
-        rank = math.ceil(NOISE_FLOOR_QUANTILE * len(changes))
-        return sorted(changes)[rank - 1]
+        log_changes = sorted(abs(comparison.log_ratio) for comparison in self.comparisons)
+        rank = math.ceil(NOISE_FLOOR_QUANTILE * len(log_changes))
+        return math.expm1(log_changes[rank - 1])
 
     def continues(self, other: Certificate) -> bool:
         """Return whether the comparisons of both may count together.
@@ -139,7 +140,11 @@ class Certificate:
 
 
 def certify(
-    results: Results, sweep: Sweep, profile: Profile, settings: CertifySettings, count: int
+    results: Results,
+    sweep: Sweep,
+    profile: Profile,
+    settings: CertifySettings,
+    count: int,
 ) -> tuple[Certificate, Path]:
     """Compare the sweep's first cell with itself until this machine's certificate has `count` comparisons.
 
@@ -148,14 +153,17 @@ def certify(
     HarnessError if a rank fails.
     """
     cell = sweep.cells[0]
-    this_code = Tree(name="this code", top=Path.cwd(), path=Path.cwd())
+    folder = Path.cwd()
+    this_code = Tree(name="this code", top=folder, path=folder)
     trees = {"a": this_code, "b": this_code}
-    budget = Budget(min_effect=settings.min_effect, seconds=settings.seconds, alpha=settings.alpha)
+    budget = Budget(
+        min_effect=settings.min_effect,
+        seconds=settings.seconds,
+        alpha=settings.alpha,
+    )
     with hold_machine(profile, "measuring its false alarms"):
         certificate = prepare(results, profile, settings)
-        path = results.certificates / f"{certificate.key}.json"
-        while len(certificate.comparisons) < count:
-            done = len(certificate.comparisons)
+        for done in range(len(certificate.comparisons), count):
             alarms = counted(certificate.false_alarms, "false alarm")
             report_progress(f"{done} of {count} comparisons, {alarms}")
             measured = measure(sweep, cell, trees, profile, budget)
@@ -169,8 +177,8 @@ def certify(
             )
             comparisons = [*certificate.comparisons, comparison]
             certificate = replace(certificate, comparisons=comparisons)
-            path = write(results, certificate)
-    return certificate, path
+            write(results, certificate)
+    return certificate, certificate_path(results, certificate)
 
 
 def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Certificate:
@@ -187,21 +195,27 @@ def prepare(results: Results, profile: Profile, settings: CertifySettings) -> Ce
         code=describe_code(),
         settings=settings,
     )
-    path = results.certificates / f"{empty.key}.json"
+    path = certificate_path(results, empty)
     if not path.exists():
         return empty
     earlier = read(path)
     if not earlier.continues(empty):
+        comparisons = counted(len(earlier.comparisons), "comparison")
         raise BadInput(
-            f"{path}: found {counted(len(earlier.comparisons), 'comparison')} with other settings, code"
-            " or versions; allowed: the same, or no such file"
+            f"{path}: found {comparisons} with other settings, code or versions; allowed: the same, or"
+            " no such file"
         )
     return earlier
 
 
+def certificate_path(results: Results, certificate: Certificate) -> Path:
+    """Return the path of the certificate of a machine, which is named by its key."""
+    return results.certificates / f"{certificate.key}.json"
+
+
 def write(results: Results, certificate: Certificate) -> Path:
     """Write the certificate under its machine's key, and return the path."""
-    path = results.certificates / f"{certificate.key}.json"
+    path = certificate_path(results, certificate)
     write_atomically(path, sealed_text(asdict(certificate)))
     return path
 

@@ -72,9 +72,11 @@ class Gate:
         for limit in fields(Limits):
             values[limit.name] = getattr(self.file, limit.name)
         for pattern, overrides in self.file.cells.items():
-            if _matches(pattern, cell):
-                given = vars(overrides).items()
-                values |= {name: value for name, value in given if value is not None}
+            if not _matches(pattern, cell):
+                continue
+            for name, value in vars(overrides).items():
+                if value is not None:
+                    values[name] = value
         min_effect = str(values["min_effect"])
         values["min_effect"] = parse_percentage(min_effect, f"{self.source}: min_effect")
         return Limits(**values)
@@ -96,7 +98,11 @@ def read_gate(path: Path | None) -> Gate:
     return Gate(file=file, source=str(path))
 
 
-def _check_min_effect(document: Document, keys: tuple[str, ...], value: float | str | None) -> None:
+def _check_min_effect(
+    document: Document,
+    keys: tuple[str, ...],
+    value: float | str | None,
+) -> None:
     """Raise BadInput, which names file, line and key, for a `min_effect` that is no percentage."""
     if value is None:
         return

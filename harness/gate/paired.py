@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.core.progress import report_progress
 from harness.core.text import counted
@@ -20,6 +19,7 @@ from harness.core.worktree import Tree
 from harness.gate.arms import ArmTurn, TrainingArm
 from harness.gate.pairs import pair_starter
 from harness.statistics.sequential import (
+    Numbers,
     SpeedVerdict,
     confidence_sequence,
     decide,
@@ -37,7 +37,7 @@ MAX_WINDOW_STEPS = 500  # however short the steps are that a rank reports
 MIN_WINDOWS = 8  # of a pair of arms
 WARM_UP_SECONDS = 0.2  # of training by each arm before anything counts
 WARM_UP_STEPS = 5  # of one turn
-MAX_WARM_UP_STEPS = 200  # over all turns
+MAX_WARM_UP_TURNS = 40  # of each arm
 PAIRS_PER_BUDGET = 30  # how many pairs of arms a budget is divided into
 MIN_PAIR_SECONDS = 0.1  # of measuring; a pair takes ten times as long to start
 
@@ -48,6 +48,7 @@ FAST_SHARE = 0.05
 # larger: fast steps say nothing about occasional slow ones.
 WHOLE_MARGIN = 0.05
 WHOLE_ALPHA = 0.2  # the part of the allowed error that goes to losses that whole turns show
+FAST_ALPHA = 1 - WHOLE_ALPHA  # and to those that undisturbed steps show
 SHORTEST_TURN = 0.1  # of what its steps usually take
 LARGEST_LOG_RATIO = 100.0  # of a bound; a larger one says nothing
 
@@ -114,7 +115,7 @@ class PairSample:
     a_fast_seconds: float
     b_fast_seconds: float
     # Mean seconds a sample in each turn by the gate's clock, the arms in turn, (windows,).
-    turn_seconds: NDArray[np.float64]
+    turn_seconds: Numbers
     b_first: bool  # whether the first window is B's
     seconds: float  # in all turns, by the gate's clock
     same_bits: bool
@@ -153,8 +154,9 @@ def measure(
 
     Raises HarnessError if a rank fails.
     """
+    rng = np.random.default_rng()
     with pair_starter(sweep, cell, trees, profile) as starter:
-        return run_paired(cell, starter.pair, budget, np.random.default_rng())
+        return run_paired(cell, starter.pair, budget, rng)
 
 
 def run_paired(
@@ -206,9 +208,10 @@ def uncounted_steps(cell: Cell) -> int:
 def is_precise(samples: Sequence[PairSample], budget: Budget) -> bool:
     """Return whether a loss is measured as precisely as the budget requires."""
     fast, whole = _log_ratios(samples)
-    for values, share in ((fast, 1 - WHOLE_ALPHA), (whole, WHOLE_ALPHA)):
-        _, highs = confidence_sequence(values, share * budget.alpha)
-        certain_loss = budget.certain_share * values.mean()
+    measurements = [(fast, FAST_ALPHA), (whole, WHOLE_ALPHA)]
+    for log_ratios, share in measurements:
+        _, highs = confidence_sequence(log_ratios, share * budget.alpha)
+        certain_loss = budget.certain_share * log_ratios.mean()
         if highs[-1] < 0 and highs[-1] <= certain_loss:
             return True
     return budget.certain_share == 0
@@ -222,7 +225,7 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> tuple[SpeedVer
     needs both, so the whole turns may be wrong about it as often as both together about a loss.
     """
     fast, whole = _log_ratios(samples)
-    alpha_of_steps = (1 - WHOLE_ALPHA) * budget.alpha
+    alpha_of_steps = FAST_ALPHA * budget.alpha
     alpha_of_turns = WHOLE_ALPHA * budget.alpha
     by_steps = decide(fast, budget.min_effect, alpha_of_steps, one_sided=True)
     by_turns = decide(whole, budget.min_effect, alpha_of_turns)
@@ -236,7 +239,7 @@ def judge_pairs(samples: Sequence[PairSample], budget: Budget) -> tuple[SpeedVer
     return verdict, verdict != by_steps
 
 
-def _log_ratios(samples: Sequence[PairSample]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _log_ratios(samples: Sequence[PairSample]) -> tuple[Numbers, Numbers]:
     """Return the log ratios of undisturbed steps and of whole turns, each (pairs,)."""
     fast = np.asarray([sample.log_ratio for sample in samples])
     whole = np.asarray([sample.whole_log_ratio for sample in samples])
@@ -252,33 +255,38 @@ def warm_up(arms: Mapping[str, TrainingArm]) -> int:
     """
     seconds = dict.fromkeys(arms, 0.0)
     fastest_steps = dict.fromkeys(arms, math.inf)
-    steps = 0
-    turns = 0
-    while turns < 2 or (min(seconds.values()) < WARM_UP_SECONDS and steps < MAX_WARM_UP_STEPS):
+    for earlier_turns in range(MAX_WARM_UP_TURNS):
         for key, arm in arms.items():
             turn = arm.train(WARM_UP_STEPS)
             seconds[key] += turn.wall_seconds
             median_step = float(np.median(turn.seconds))
             fastest_steps[key] = min(fastest_steps[key], median_step)
-        steps += WARM_UP_STEPS
-        turns += 1
+        are_warm = min(seconds.values()) >= WARM_UP_SECONDS
+        if are_warm and earlier_turns:
+            break
     steps_of_window = math.ceil(WINDOW_SECONDS / max(fastest_steps.values()))
     return min(MAX_WINDOW_STEPS, max(MIN_WINDOW_STEPS, steps_of_window))
 
 
 def sample_pair(
-    arms: Mapping[str, TrainingArm], uncounted: int, counted: int, seconds: float
+    arms: Mapping[str, TrainingArm],
+    uncounted: int,
+    counted: int,
+    seconds: float,
 ) -> PairSample:
     """Train windows of both arms in turn for `seconds`, but at least `MIN_WINDOWS`."""
     turns: dict[str, list[ArmTurn]] = {key: [] for key in arms}
+    windows = 0
     same_bits = True
     spent = 0.0
-    while sum(map(len, turns.values())) < MIN_WINDOWS or spent < seconds:
+    while windows < MIN_WINDOWS or spent < seconds:
+        losses = set()
         for key, arm in arms.items():
             turn = arm.train(uncounted + counted)
             turns[key].append(turn)
+            losses.add(turn.losses)
+            windows += 1
             spent += turn.wall_seconds
-        losses = {turns[key][-1].losses for key in arms}
         same_bits = same_bits and len(losses) == 1
     batch_sizes = [arm.batch_size for arm in arms.values()]
     step_seconds = turn_step_seconds(list(turns.values()), uncounted)
@@ -299,12 +307,12 @@ def fast_step(turns: Sequence[ArmTurn], uncounted: int) -> float:
     return float(np.quantile(_counted_steps(turns, uncounted), FAST_SHARE))
 
 
-def _counted_steps(turns: Sequence[ArmTurn], uncounted: int) -> NDArray[np.float64]:
+def _counted_steps(turns: Sequence[ArmTurn], uncounted: int) -> Numbers:
     """Return the seconds of an arm's counted steps, (steps,); a turn of a script may have one more."""
     return np.concatenate([turn.seconds[uncounted:] for turn in turns])
 
 
-def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDArray[np.float64]:
+def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> Numbers:
     """Return the mean seconds of a step in each turn, in the order of training, (windows,).
 
     `turns` are those of each arm. The time is that of the whole turn by the gate's clock, minus the
@@ -320,17 +328,17 @@ def turn_step_seconds(turns: Sequence[Sequence[ArmTurn]], uncounted: int) -> NDA
         seconds = np.asarray([turn.wall_seconds for turn in of_arm])
         steps = np.asarray([len(turn.seconds) for turn in of_arm])
         usual_step = float(np.median(_counted_steps(of_arm, uncounted)))
+        overhead = float(np.median(seconds - steps * usual_step))
         needed.append(seconds)
         counts.append(steps)
         usual_steps.append(usual_step)
-        overheads = seconds - steps * usual_step
-        costs.append(max(0.0, float(np.median(overheads))))
+        costs.append(max(0.0, overhead))
     in_order = np.stack(needed, axis=1).ravel()
     steps_in_order = np.stack(counts, axis=1).ravel()
     # The overhead of an arm whose reports leave time out is no time of the other one's turns.
     floor = SHORTEST_TURN * steps_in_order * min(usual_steps)
     net_seconds = np.maximum(in_order - fmean(costs), floor)
-    step_seconds: NDArray[np.float64] = net_seconds / steps_in_order
+    step_seconds: Numbers = net_seconds / steps_in_order
     return step_seconds
 
 
@@ -343,23 +351,21 @@ def summarize_pairs(
     sequence, which holds although the samples were judged after every pair.
     """
     verdict, by_whole_turns = judge_pairs(samples, budget)
-    log_ratios, whole = _log_ratios(samples)
-    share = 1 - WHOLE_ALPHA
-    seconds = [(sample.a_fast_seconds, sample.b_fast_seconds) for sample in samples]
+    fast, whole = _log_ratios(samples)
     if by_whole_turns:
         log_ratios, share = whole, WHOLE_ALPHA
         seconds = [sample.whole_seconds for sample in samples]
-    bounds: list[float | None] = []
-    for sequence in confidence_sequence(log_ratios, share * budget.alpha):
-        bound = float(sequence[-1])
-        bounds.append(math.exp(bound) if abs(bound) < LARGEST_LOG_RATIO else None)
+    else:
+        log_ratios, share = fast, FAST_ALPHA
+        seconds = [(sample.a_fast_seconds, sample.b_fast_seconds) for sample in samples]
+    lows, highs = confidence_sequence(log_ratios, share * budget.alpha)
     a_seconds, b_seconds = zip(*seconds, strict=True)
     return PairedResult(
         verdict=verdict,
         by_whole_turns=by_whole_turns,
         ratio=math.exp(float(log_ratios.mean())),
-        low=bounds[0],
-        high=bounds[1],
+        low=_ratio_bound(lows),
+        high=_ratio_bound(highs),
         unit=samples[0].unit,
         a_rate=1 / geometric_mean(a_seconds),
         b_rate=1 / geometric_mean(b_seconds),
@@ -368,3 +374,11 @@ def summarize_pairs(
         wall_seconds=wall_seconds,
         same_bits=all(sample.same_bits for sample in samples),
     )
+
+
+def _ratio_bound(log_bounds: Numbers) -> float | None:
+    """Return the bound of the ratio after the last pair, None if it says nothing."""
+    bound = float(log_bounds[-1])
+    if abs(bound) >= LARGEST_LOG_RATIO:
+        return None
+    return math.exp(bound)

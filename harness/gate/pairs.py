@@ -39,7 +39,10 @@ STRIDE = 20  # steps between two comparisons of losses
 
 @contextmanager
 def pair_starter(
-    sweep: Sweep, cell: Cell, trees: Mapping[str, Tree], profile: Profile
+    sweep: Sweep,
+    cell: Cell,
+    trees: Mapping[str, Tree],
+    profile: Profile,
 ) -> Iterator[PairStarter]:
     """Yield what starts pairs that train a sweep's cell in `trees`, with the sweep's first seed.
 
@@ -75,21 +78,17 @@ class PairStarter:
         Their ranks are killed when the context ends. Raises HarnessError if a rank fails.
         """
         with ExitStack() as stack:
-            # Not where TMPDIR says: the path of a socket has 107 bytes at most.
-            socket_folder = stack.enter_context(ScratchFolder("socket", Path("/tmp")))
-            socket_path = socket_folder.path / "turns"
-            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listening.bind(str(socket_path))
-            listening.listen(64)
+            listening = stack.enter_context(_listening_socket())
             program = RankProgram.of(self.cell, TrialFolder(self.folder), None)
             variables = rank_environment(os.environ, self.profile.environment, program)
             arms: dict[str, TrainingArm] = {}
             requests: dict[tuple[str, int], ForkRequest] = {}
             cores = self._draw_cores()
+            socket_path = listening.getsockname()
             for key in keys:
-                log = TrialFolder(self.folder / key).launch_log
-                arms[key] = TrainingArm(self.trees[key].name, log)
-                of_arm = self._rank_requests(key, variables, cores, socket_path)
+                folder = self._make_folder(key)
+                arms[key] = TrainingArm(self.trees[key].name, folder.launch_log)
+                of_arm = self._rank_requests(key, folder, variables, cores, socket_path)
                 for rank, request in enumerate(of_arm):
                     requests[key, rank] = request
             # Drivers and libraries of GPUs may start threads when they are loaded.
@@ -124,32 +123,44 @@ class PairStarter:
             return [usable] * axes.world_size
         start = random.randrange(len(usable))
         rotated = usable[start:] + usable[:start]
-        return [rotated[rank * share :][:share] for rank in range(axes.world_size)]
+        first_cores = range(0, axes.world_size * share, share)
+        return [rotated[first : first + share] for first in first_cores]
 
-    def _rank_requests(
-        self,
-        key: str,
-        variables: Mapping[str, str],
-        cores: Sequence[Sequence[int]],
-        socket_path: Path,
-    ) -> list[ForkRequest]:
-        """Write the assignment of an arm, and return a fork request for each of its ranks.
+    def _make_folder(self, key: str) -> TrialFolder:
+        """Make an arm's folder with the assignment of its ranks, and return it.
 
-        The ranks import from their arm's tree, with which their PYTHONPATH begins. They never reach
-        the end of training: they end when their connections are closed.
+        The ranks never reach the end of training: they end when their connections are closed.
         """
-        tree = self.trees[key]
         folder = TrialFolder(self.folder / key)
-        # All steps count as warm-up, so that no telemetry lengthens the turns.
-        cell = self.cell.with_any_code()
-        endless = replace(cell, length=ENDLESS, evaluate=ENDLESS, warmup=STEPS)
+        base_folder = self.trees[key].counterpart(self.sweep.base_folder)
+        endless = replace(
+            self.cell.with_any_code(),
+            length=ENDLESS,
+            evaluate=ENDLESS,
+            warmup=STEPS,  # all steps, so that no telemetry lengthens the turns
+        )
         assignment = Assignment(
             trial=Trial(cell=endless, seed=self.sweep.seeds[0]),
-            base_folder=str(tree.counterpart(self.sweep.base_folder)),
+            base_folder=str(base_folder),
             device=self.profile.device,
         )
         write_assignment(folder.assignment_path, assignment)
         folder.log_folder.mkdir(exist_ok=True)
+        return folder
+
+    def _rank_requests(
+        self,
+        key: str,
+        folder: TrialFolder,
+        variables: Mapping[str, str],
+        cores: Sequence[Sequence[int]],
+        socket_path: str,
+    ) -> list[ForkRequest]:
+        """Return a fork request for each rank of an arm.
+
+        The ranks import from their arm's tree, with which their PYTHONPATH begins.
+        """
+        tree = self.trees[key]
         common = {
             **variables,
             **mark_variables(folder.launch_log),
@@ -162,7 +173,7 @@ class PairStarter:
         for rank in range(world_size):
             request = ForkRequest(
                 module="harness.gate.turn_worker",
-                arguments=[str(folder.path), str(socket_path), key],
+                arguments=[str(folder.path), socket_path, key],
                 variables={**common, **rank_variables(rank, world_size)},
                 folder=str(tree.path),
                 log=str(folder.launch_log),
@@ -171,6 +182,19 @@ class PairStarter:
             )
             requests.append(request)
         return requests
+
+
+@contextmanager
+def _listening_socket() -> Iterator[socket.socket]:
+    """Yield a Unix socket that listens, at a path of its own."""
+    # Not where TMPDIR says: the path of a socket has 107 bytes at most.
+    with (
+        ScratchFolder("socket", Path("/tmp")) as scratch,
+        socket.socket(socket.AF_UNIX) as listening,
+    ):
+        listening.bind(str(scratch.path / "turns"))
+        listening.listen(64)
+        yield listening
 
 
 def _accept_all(
@@ -187,10 +211,19 @@ def _accept_all(
     take longer than `START_TIMEOUT`.
     """
     deadline = time.monotonic() + START_TIMEOUT
-    while missing := [name for name in names if name[1] not in arms[name[0]].sockets]:
+    while True:
         # Before the check for a connection: a rank that has ended may have connected before.
-        exit_codes = dict(zip(names, forked.exit_codes(), strict=True))
-        ended = [name for name in missing if exit_codes[name] is not None]
+        exit_codes = forked.exit_codes()
+        missing = []
+        ended = []
+        for (key, rank), exit_code in zip(names, exit_codes, strict=True):
+            if rank in arms[key].sockets:
+                continue
+            missing.append((key, rank))
+            if exit_code is not None:
+                ended.append((key, rank))
+        if not missing:
+            return
         ready, _, _ = select.select([listening], [], [], POLL)
         if ready:
             connection, _ = listening.accept()
@@ -204,12 +237,15 @@ def _accept_all(
 
 
 def connect_rank(
-    connection: socket.socket, arms: Mapping[str, TrainingArm], stack: ExitStack
+    connection: socket.socket,
+    arms: Mapping[str, TrainingArm],
+    stack: ExitStack,
 ) -> None:
     """Add the connection of a rank to its arm; raises HarnessError for another protocol."""
     stack.enter_context(connection)
     connection.settimeout(START_TIMEOUT)
-    lines = stack.enter_context(connection.makefile("r", encoding="utf-8", errors="replace"))
+    lines = connection.makefile("r", encoding="utf-8", errors="replace")
+    stack.enter_context(lines)
     line = lines.readline()
     if not line:
         return  # it has ended
@@ -251,7 +287,10 @@ def compare_losses(
     most_steps = max_steps or math.inf
     if max_steps is not None:
         seconds = math.inf
-    with pair_starter(sweep, cell, trees, profile) as starter, starter.pair(["a", "b"]) as arms:
+    with (
+        pair_starter(sweep, cell, trees, profile) as starter,
+        starter.pair(["a", "b"]) as arms,
+    ):
         while steps < most_steps and spent < seconds:
             turn_a = arms["a"].train(STRIDE)
             turn_b = arms["b"].train(STRIDE)

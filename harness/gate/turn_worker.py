@@ -100,8 +100,9 @@ class TakingTurns(Hooks):
 
     def _digest_results(self, state: TrainingState, start: int) -> str:
         """Return a digest of the losses of the steps from `start` on."""
-        losses = np.asarray(state.series["loss"][start:], dtype=np.float32)
-        return hashlib.sha256(losses.tobytes()).hexdigest()
+        losses = state.series["loss"][start:]
+        content = np.asarray(losses, dtype=np.float32).tobytes()
+        return hashlib.sha256(content).hexdigest()
 
 
 class ScriptTurns(TakingTurns):
@@ -173,7 +174,8 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
 
     Ends with EOFError when the connection is cut.
     """
-    if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
+    cell = read_assignment(folder.assignment_path).trial.cell
+    if cell.workload.is_script:
         run_script_in_turns(folder, ranks, turns)
     with joined(folder, ranks, FOREVER) as (assignment, mesh):
         state = TrainingState()
