@@ -197,7 +197,7 @@ def check(
     """
     loaded, profile = api.load_planned(sweep, settings, data, cluster, only=only)
     with spinner("checking"):
-        reports = examine_sweep(loaded, loaded.seeds[0], profile)
+        reports = examine_sweep(loaded, profile)
     return show(checks_view(reports), as_json=as_json)
 
 

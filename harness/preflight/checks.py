@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -78,23 +79,33 @@ def check_mean(probe: Probe) -> CheckFinding:
     repeated_error = _mean_error(probe, model, whole, [probe.batch], [1.0])
     if repeated_error > PART_TOLERANCE:
         return skipped("the loss draws random numbers")
+    weights = []
+    for part in probe.cut_parts():
+        weight = torch.as_tensor(probe.workload.loss_weight(part))
+        if weight.numel() != 1 or not 0 <= weight.item() < math.inf:
+            return problem(f"loss_weight() returned {weight.tolist()}", DECLARED)
+        weights.append(weight.item())
+    return _check_parts(probe, model, whole, weights)
+
+
+def _check_parts(
+    probe: Probe,
+    model: nn.Module,
+    whole: Tensor,
+    weights: Sequence[float],
+) -> CheckFinding:
+    """Check that the gradients `whole` of a batch are the weighted mean of its parts' gradients."""
     is_weighted = type(probe.workload).loss_weight is not Workload.loss_weight
     weighed_by = "what loss_weight() counts" if is_weighted else "samples"
     cut = probe.cut_parts()
-    tensors = [torch.as_tensor(probe.workload.loss_weight(part)) for part in cut]
-    for tensor in tensors:
-        if tensor.numel() != 1 or not 0 <= tensor.item() < math.inf:
-            return problem(f"loss_weight() returned {tensor.tolist()}", DECLARED)
-    weights = [tensor.item() for tensor in tensors]
-    shares = [weight / sum(weights) for weight in weights]
     parts = probe.fetched_parts() or cut
-    error = _mean_error(probe, model, whole, parts, shares)
+    error = _mean_error(probe, model, whole, parts, weights)
     if error <= PART_TOLERANCE:
         return passed(f"the loss is a mean over {weighed_by}")
     measured = (
         f"the gradient of a batch is {error:.2%} off its parts' mean, weighted by {weighed_by}"
     )
-    if _mean_error(probe, model, whole, cut, shares) <= PART_TOLERANCE:
+    if _mean_error(probe, model, whole, cut, weights) <= PART_TOLERANCE:
         return problem(
             f"{measured}, if each part is padded separately",
             "leave out padding in the model and in the loss: ranks pad to their own longest sample",
@@ -103,15 +114,22 @@ def check_mean(probe: Probe) -> CheckFinding:
 
 
 def _mean_error(
-    probe: Probe, model: nn.Module, whole: Tensor, parts: Sequence[Batch], shares: Sequence[float]
+    probe: Probe,
+    model: nn.Module,
+    whole: Tensor,
+    parts: Sequence[Batch],
+    weights: Sequence[float],
 ) -> float:
     """Return how far the weighted mean of the parts' gradients is from `whole`.
 
-    It is relative to the mean norm of the parts' gradients. Parts with a share of 0 are left out: a
+    It is relative to the mean norm of the parts' gradients. Parts with a weight of 0 are left out: a
     mean over nothing is NaN.
     """
-    mean, scale = torch.zeros_like(whole), 0.0
-    for part, share in zip(parts, shares, strict=True):
+    total = sum(weights)
+    mean = torch.zeros_like(whole)
+    scale = 0.0
+    for part, weight in zip(parts, weights, strict=True):
+        share = weight / total
         if share:
             gradients = _gradients(probe, model, part)
             mean += share * gradients
@@ -128,7 +146,9 @@ def _gradients(probe: Probe, model: nn.Module, batch: Batch) -> Tensor:
     probe.workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
     gradients = []
     for parameter in model.parameters():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter)
         gradients.append(gradient.to_dense().double().flatten())
     return torch.cat(gradients)
 
@@ -167,10 +187,13 @@ def check_mode(probe: Probe) -> CheckFinding:
         check_training_mode(probe.workload, model)
     except NotApplied as error:
         return problem(str(error), "call model.train() in build_model, before any part is frozen")
-    before = {name: part.training for name, part in model.named_modules()}
+    modules = dict(model.named_modules())
+    before = {name: module.training for name, module in modules.items()}
     probe.workload.loss(model, probe.batch)
-    now = {name: part.training for name, part in model.named_modules()}
-    switched = [name or "the model" for name in before if now[name] != before[name]]
+    switched = []
+    for name, module in modules.items():
+        if module.training != before[name]:
+            switched.append(name or "the model")
     if switched:
         return problem(
             f"the loss switches {listed(switched)} between training and evaluation mode",
@@ -187,8 +210,14 @@ def check_optimizer(probe: Probe) -> CheckFinding:
     in_optimizer: set[int] = set()
     for group in optimizer.param_groups:
         in_optimizer.update(map(id, group["params"]))
-    parameters = {name: part for name, part in model.named_parameters() if part.requires_grad}
-    missing = [name for name, part in parameters.items() if id(part) not in in_optimizer]
+    trainable = 0
+    missing = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        trainable += 1
+        if id(parameter) not in in_optimizer:
+            missing.append(name)
     if missing:
         return problem(
             f"the optimizer is missing {listed(missing)}",
@@ -200,7 +229,7 @@ def check_optimizer(probe: Probe) -> CheckFinding:
             f"the optimizer has {len(foreign)} parameters that are not the model's",
             "use the model that optimizer() is called with, not one that was built before",
         )
-    return passed(f"the optimizer trains {len(parameters)} tensors")
+    return passed(f"the optimizer trains {trainable} tensors")
 
 
 def check_one_batch(probe: Probe) -> CheckFinding:
@@ -218,7 +247,8 @@ def check_one_batch(probe: Probe) -> CheckFinding:
     )
     if _is_overfitted(losses):
         return passed(course)
-    if min(losses[1:]) < losses[0] and _is_trained(probe, losses[0]):
+    has_fallen = min(losses[1:]) < losses[0]
+    if has_fallen and _is_trained(probe, losses[0]):
         return passed(f"{course}; the model was trained before")
     for rate in RESCUE_RATES:
         model = probe.build()
@@ -315,7 +345,8 @@ def check_repeatable(probe: Probe) -> CheckFinding:
         if name not in again or not is_equal(batch, again[name]):
             return problem(f"the same seed gives other {name} samples at another time", SEED_IT)
     parameters = probe.build().state_dict()
-    for name, value in probe.build().state_dict().items():
+    of_other_model = probe.build().state_dict()
+    for name, value in of_other_model.items():
         if isinstance(value, torch.Tensor) and not torch.equal(value, parameters[name]):
             return problem(f"the same seed gives a new model another {name}", SEED_IT)
     return passed("the same seed gives the same samples and the same new model")
@@ -327,15 +358,17 @@ def check_workers(probe: Probe) -> CheckFinding:
     Workers are forked from the rank: they share its open files, whose position each of them moves, and
     each has a copy of a generator that the samples keep.
     """
-    fetched = [_fetch_by_workers(probe, workers) for workers in (1, WORKERS)]
-    for number, (alone, together) in enumerate(zip(*fetched, strict=True)):
+    by_one = _fetch_by_workers(probe, 1)
+    by_all = _fetch_by_workers(probe, WORKERS)
+    pairs = zip(by_one, by_all, strict=True)
+    for number, (alone, together) in enumerate(pairs):
         if not is_equal(alone, together):
             return problem(
                 f"{WORKERS} loader workers fetch another batch {number} than one",
                 "open files where a sample is read, not where the data set is made, and draw from torch,"
                 " numpy or random instead of a generator of your own",
             )
-    return passed(f"{WORKERS} loader workers fetch the same {len(fetched[0])} batches as one")
+    return passed(f"{WORKERS} loader workers fetch the same {len(by_one)} batches as one")
 
 
 def _fetch_by_workers(probe: Probe, workers: int) -> list[Batch]:
@@ -353,8 +386,7 @@ def _fetch_by_workers(probe: Probe, workers: int) -> list[Batch]:
     seed_everything(probe.seed)
     loader = make_loader(samples, order, axes, seed=probe.seed, device=probe.device)
     batches = []
-    for _, batch in loader:
-        batches.append(tuple(tensor.cpu().clone() for tensor in batch))
-        if len(batches) == WORKER_BATCHES:
-            break
+    for _, batch in islice(loader, WORKER_BATCHES):
+        copy = tuple(tensor.cpu().clone() for tensor in batch)
+        batches.append(copy)
     return batches

@@ -77,9 +77,9 @@ class Probe:
         parts = []
         position = 0
         for part in self.cut_parts():
-            indices = self.indices[position : position + len(part[0])]
-            parts.append(self._fetch(indices))
-            position += len(indices)
+            end = position + len(part[0])
+            parts.append(self._fetch(self.indices[position:end]))
+            position = end
         return parts
 
     def _fetch(self, indices: Sequence[int]) -> Batch:
@@ -90,7 +90,8 @@ class Probe:
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
         with evaluation_mode(model), torch.no_grad():
-            return self.workload.evaluate(model, batch).double().cpu()
+            rows = self.workload.evaluate(model, batch)
+            return rows.double().cpu()
 
 
 @contextmanager
@@ -112,12 +113,13 @@ def is_equal(a: Batch, b: Batch) -> bool:
     """Return whether two batches have the same tensors."""
     if len(a) != len(b):
         return False
-    return all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
+    return all(map(torch.equal, a, b))
 
 
 def spread_indices(samples: Samples) -> list[int]:
     """Return up to four indices from the first to the last sample."""
-    return sorted({0, len(samples) // 3, len(samples) // 2, len(samples) - 1})
+    count = len(samples)
+    return sorted({0, count // 3, count // 2, count - 1})
 
 
 def seeded_batch(samples: Samples, indices: Sequence[int], seed: int) -> Batch:

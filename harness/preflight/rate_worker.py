@@ -48,8 +48,8 @@ class UntilDivergence(Hooks):
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Note the rate of the next step, which is a segment of its own."""
-        rate = float(self._parts.optimizer.param_groups[0]["lr"])
-        rate /= self._scale
+        first_group = self._parts.optimizer.param_groups[0]
+        rate = float(first_group["lr"]) / self._scale
         if self.rates and rate == self.rates[-1]:  # fp16 has skipped the step before
             del self.rates[-1:], self.losses[-1:]
         self.rates.append(rate)
@@ -59,19 +59,24 @@ class UntilDivergence(Hooks):
         """Note the loss; raises Diverged at all ranks if the mean over them has."""
         gathered = gather(state.series["loss"][-1])
         loss = float(np.mean(gathered)) if gathered else math.nan
+        is_over = True
         if math.isfinite(loss):
             self.losses.append(loss)
-        is_over = not math.isfinite(loss) or has_diverged(self.losses, self._parts.total_steps)
+            is_over = has_diverged(self.losses, self._parts.total_steps)
         if broadcast_from_rank_0(is_over):
             raise Diverged
 
 
 def search_rates(
-    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+    folder: TrialFolder,
+    ranks: Ranks,
+    entered: RankResult,
+    state: TrainingState,
 ) -> RankResult:
     """Train at rising rates, and write the losses; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
-        parts = TrialParts(assignment, load_workload(assignment), folder, mesh, state)
+        workload = load_workload(assignment)
+        parts = TrialParts(assignment, workload, folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
         current, scale = raise_rates(parts)
         hooks = UntilDivergence(parts, scale)
@@ -115,10 +120,13 @@ def raise_rates(parts: TrialParts) -> tuple[float, float]:
     """
     optimizer = parts.optimizer
     # LambdaLR multiplies `initial_lr`, which torch's OneCycleLR begins at, far below its peak `max_lr`.
-    initial_rates, peak_rates = [], []
+    initial_rates = []
+    peak_rates = []
     for group in optimizer.param_groups:
-        initial_rates.append(float(group.get("initial_lr", group["lr"])))
-        peak_rates.append(float(group.get("max_lr", initial_rates[-1])))
+        initial_rate = float(group.get("initial_lr", group["lr"]))
+        peak_rate = float(group.get("max_lr", initial_rate))
+        initial_rates.append(initial_rate)
+        peak_rates.append(peak_rate)
     scaling = lr_factor(parts.workload, parts.axes)
     initial = max(initial_rates) / scaling
     steps = parts.total_steps

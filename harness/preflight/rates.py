@@ -51,15 +51,17 @@ class RateCurve:
         It is between the steepest and the lowest, in powers of ten as far as the mean of the schedule is
         below its peak.
         """
-        rates = np.asarray(self.rates)
+        if len(self.losses) < 3:
+            return None
         smoothed = smooth(self.losses, self.rates)
-        lowest_step = int(np.argmin(smoothed)) if len(smoothed) else 0
+        lowest_step = int(np.argmin(smoothed))
         if lowest_step < 2:
             return None
         falling = slice(lowest_step + 1)
-        slopes = np.gradient(smoothed[falling], np.log10(rates[falling]))
-        steepest_step = int(np.argmin(slopes))
-        steepest, lowest = float(rates[steepest_step]), float(rates[lowest_step])
+        powers_of_ten = np.log10(self.rates[falling])
+        slopes = np.gradient(smoothed[falling], powers_of_ten)
+        steepest = self.rates[int(np.argmin(slopes))]
+        lowest = self.rates[lowest_step]
         return float(steepest * (lowest / steepest) ** (1 - self.mean_factor))
 
 
@@ -96,7 +98,8 @@ def divergence_limit(losses: Sequence[float], steps: int) -> float:
     has fallen, which exceeds its start and does not depend on the position of 0.
     """
     # The rates of the first steps are too small to change the loss.
-    start = float(np.mean(losses[: _start_steps(steps)]))
+    first_losses = losses[: _start_steps(steps)]
+    start = float(np.mean(first_losses))
     return start + DIVERGED * max(start, start - min(losses))
 
 

@@ -22,12 +22,8 @@ TIMEOUT = 300.0  # seconds for one workload
 EXAMINED_AXES = ("batch_size", "optimizer_impl", "lr", "lr_scaling", "num_threads")
 
 
-def examine_sweep(
-    sweep: Sweep,
-    seed: int,
-    profile: Profile,
-) -> list[WorkloadReport]:
-    """Examine each workload of a sweep, with the settings of its first cell.
+def examine_sweep(sweep: Sweep, profile: Profile) -> list[WorkloadReport]:
+    """Examine each workload of a sweep, with the settings of its first cell and the first seed.
 
     Raises HarnessError if a process fails before the end of its checks; the log that it names stays.
     """
@@ -41,7 +37,7 @@ def examine_sweep(
             report_progress(label)
             examined = {name: cell.axes.value(name) for name in EXAMINED_AXES}
             examined_cell = replace(cell, axes=Axes(**examined))
-            trial = Trial(cell=examined_cell, seed=seed)
+            trial = Trial(cell=examined_cell, seed=sweep.seeds[0])
             trial_folder = run_task("check", trial, sweep.base_folder, profile, TIMEOUT, folder)
             reports.append(read_checks(trial_folder.path / CHECKS_FILE))
     return reports

@@ -33,7 +33,8 @@ from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
 
-FOREIGN = (Path(harness.__file__).parent, Path(torch.__file__).parent)  # whose lines say little
+# The folders whose lines say little about a workload.
+FOREIGN = (Path(harness.__file__).parent, Path(torch.__file__).parent)
 
 CHECKS: dict[str, Callable[[Probe], CheckFinding]] = {
     "indices": checks.check_indices,
@@ -49,7 +50,10 @@ CHECKS: dict[str, Callable[[Probe], CheckFinding]] = {
 
 
 def examine_workload(
-    folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
+    folder: TrialFolder,
+    ranks: Ranks,
+    entered: RankResult,
+    state: TrainingState,
 ) -> RankResult:
     """Write the findings of all checks; return a result without measurements."""
     with joined(folder, ranks) as (assignment, mesh):
