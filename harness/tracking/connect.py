@@ -75,7 +75,8 @@ def check_uri(uri: str) -> None:
     scheme = parts.scheme.partition("+")[0]  # `postgresql` of `postgresql+psycopg2://…`
     plugins = metadata.entry_points(group="mlflow.tracking_store").names
     is_known = uri == "databricks" or scheme in {*SERVERS, *DATABASES, *plugins}
-    if not is_known or (scheme in WEB_SCHEMES and not parts.hostname):
+    lacks_host = scheme in WEB_SCHEMES and not parts.hostname
+    if not is_known or lacks_host:
         allowed = ", ".join(f"{name}://…" for name in (*WEB_SCHEMES, *DATABASES))
         raise BadInput(f"tracking URI: found {shown_uri(uri)!r}; allowed: {allowed}, databricks")
 
@@ -108,8 +109,9 @@ def quiet(timeout: int = REQUEST_TIMEOUT) -> Iterator[None]:
     environment at each request; variables that the user has set stay as they are.
     """
     settings = SETTINGS | {"MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout)}
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
+    added = settings.keys() - os.environ.keys()
+    for name in added:
+        os.environ[name] = settings[name]
     logging.disable(logging.CRITICAL)  # MLflow's loggers print a traceback for each retry
     try:
         with warnings.catch_warnings():
@@ -139,7 +141,8 @@ class BoundedClient:
         with self._bounded(CALL_TIMEOUT):
             from mlflow import MlflowClient
 
-            if uri.partition(":")[0].partition("+")[0] in DATABASES:
+            scheme = uri.partition(":")[0]
+            if scheme.partition("+")[0] in DATABASES:
                 _create_database(uri)
                 _check_database_answers(uri)
             self.client = MlflowClient(tracking_uri=uri)
@@ -222,11 +225,13 @@ def _create_database(uri: str) -> None:
     from mlflow import MlflowClient
 
     path = Path(uri.removeprefix(SQLITE_PREFIX))
-    if not uri.startswith(SQLITE_PREFIX) or "?" in uri or path.exists():
+    is_file = uri.startswith(SQLITE_PREFIX) and "?" not in uri
+    if not is_file or path.exists():
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{aside}").search_experiments(max_results=1)
+        client = MlflowClient(tracking_uri=f"{SQLITE_PREFIX}{aside}")
+        client.search_experiments(max_results=1)
         if not path.exists():
             aside.rename(path)
     finally:

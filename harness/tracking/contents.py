@@ -93,6 +93,11 @@ class RunContents:
     description: str = ""  # in Markdown
 
 
+def points_at(timestamp: int, values: Mapping[str, float]) -> list[Point]:
+    """Return the values of metrics as points of a time."""
+    return [Point(metric, value, timestamp) for metric, value in values.items()]
+
+
 def text_digest(text: str) -> str:
     """Return the SHA-256 of a text, by which MLflow is asked whether it has the text already."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -113,8 +118,6 @@ def trial_contents(record: Record, cell_name: str, repeats: int) -> RunContents:
     tags["harness.label"] = f"{trial.cell.label} {number}"
     tags["mlflow.source.git.commit"] = row.commit or row.harness_commit
     ended = _milliseconds(record.ended)
-    numbers = [Point(metric, value, ended) for metric, value in record.numbers.items()]
-    of_trial = {"seed": str(trial.seed), "repeat": str(trial.repeat)}
     return RunContents(
         name=f"{number} {cell_name}",
         kind="trial",
@@ -123,8 +126,12 @@ def trial_contents(record: Record, cell_name: str, repeats: int) -> RunContents:
         ended=ended,
         status=MLFLOW_STATUS[record.status],
         tags=_texts(tags),
-        params=params(trial.cell) | of_trial,
-        metrics=[*numbers, *curves(record)],
+        params={
+            **params(trial.cell),
+            "seed": str(trial.seed),
+            "repeat": str(trial.repeat),
+        },
+        metrics=points_at(ended, record.numbers) + curves(record),
         description=_trial_note(record),
     )
 
@@ -143,10 +150,11 @@ def cell_contents(
     where it was not measured.
     """
     cell = cell_result.cell
-    metrics = _answers(result, cell_result)
-    numbers = cell_result.numbers
-    metrics |= {metric: numbers[metric] for metric in CELL_METRICS if metric in numbers}
-    metrics = {metric: float(f"{value:.6g}") for metric, value in metrics.items()}
+    values = _answers(result, cell_result)
+    for metric in CELL_METRICS:
+        if metric in cell_result.numbers:
+            values[metric] = cell_result.numbers[metric]
+    metrics = {metric: float(f"{value:.6g}") for metric, value in values.items()}
     metrics["trials_done"] = len(cell_result.trials)
     metrics["trials_not_done"] = sum(cell_result.left_out.values())
     rung = cell_rung(parity, cell)
@@ -174,12 +182,17 @@ def sweep_contents(result: SweepResult, records: Sequence[Record]) -> RunContent
     for cell in result.cells:
         left_out.update(cell.left_out)
     return RunContents(
-        name=result.name, kind="sweep", key=result.name, **_course(records, left_out, metrics)
+        name=result.name,
+        kind="sweep",
+        key=result.name,
+        **_course(records, left_out, metrics),
     )
 
 
 def _course(
-    records: Sequence[Record], left_out: Mapping[str, int], metrics: Mapping[str, float]
+    records: Sequence[Record],
+    left_out: Mapping[str, int],
+    metrics: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return when the run of several trials began and ended, its status, and its metrics.
 
@@ -196,12 +209,11 @@ def _course(
     now = _milliseconds(time.time())
     started = min(record.started for record in records)
     ended = max(record.ended for record in records)
-    points = [Point(metric, value, now) for metric, value in metrics.items()]
     return {
         "started": _milliseconds(started),
         "ended": _milliseconds(ended),
         "status": status,
-        "metrics": points,
+        "metrics": points_at(now, metrics),
     }
 
 
@@ -274,7 +286,8 @@ def params(cell: Cell) -> dict[str, str]:
     if not workload.is_script:
         values["evaluate"] = f"every {cell.evaluate}"
     if cell.stop is not None:
-        values |= {"stop_patience": cell.stop.patience, "stop_goal": cell.stop.goal}
+        values["stop_patience"] = cell.stop.patience
+        values["stop_goal"] = cell.stop.goal
     values |= workload.settings
     return _texts(values)
 
@@ -288,16 +301,29 @@ def curves(record: Record) -> list[Point]:
     A curve has at most CURVE_POINTS points, its first and last step among them. Steps of which a
     script reported no loss have none. Steps count from 1 and are those after which the value was true.
     """
-    points = []
+    return _loss_curve(record) + _evaluation_curves(record)
+
+
+def _loss_curve(record: Record) -> list[Point]:
+    """Return the loss of the steps that have one, thinned."""
     loss = record.loss
-    if loss is not None:
-        times = _step_times(record)
-        reported = np.flatnonzero(~np.isnan(loss))
-        for position in evenly_spaced(len(reported), CURVE_POINTS):
-            index = int(reported[position])
-            value, ended = float(loss[index]), int(times[index])
-            points.append(Point("loss", value, ended, index + 1))
-    evaluations = () if record.rank0 is None else record.rank0.evaluations
+    if loss is None:
+        return []
+    points = []
+    times = _step_times(record)
+    reported = np.flatnonzero(~np.isnan(loss))
+    for position in evenly_spaced(len(reported), CURVE_POINTS):
+        index = int(reported[position])
+        ended = int(times[index])
+        points.append(Point("loss", float(loss[index]), ended, index + 1))
+    return points
+
+
+def _evaluation_curves(record: Record) -> list[Point]:
+    """Return the metrics of evaluations, thinned, under names that nothing else has."""
+    if record.rank0 is None:
+        return []
+    evaluations = record.rank0.evaluations
     used_names = {"loss", *record.numbers}
     names: dict[str, str] = {}
     metrics: set[str] = set()
@@ -309,6 +335,7 @@ def curves(record: Record) -> list[Point]:
             name = metric_name(f"test_{name}")
         used_names.add(name)
         names[metric] = name
+    points = []
     for position in evenly_spaced(len(evaluations), CURVE_POINTS):
         evaluation = evaluations[position]
         ended_at = evaluation.started_at + (evaluation.seconds or 0.0)
@@ -335,8 +362,9 @@ def _step_times(record: Record) -> Any:
     The record holds durations, not moments: those of the phases before training, and of the first
     rank's steps. What is between steps, as an evaluation, is not counted.
     """
-    before_training = [record.phases.get(phase, 0.0) for phase in ("startup", "data", "build")]
-    began = record.started + sum(before_training)
+    phases = ("startup", "data", "build")
+    before_training = sum(record.phases.get(phase, 0.0) for phase in phases)
+    began = record.started + before_training
     seconds = record.ranks[0].step_seconds
     assert seconds is not None  # as the record has losses
     ends = began + np.cumsum(seconds)

@@ -41,7 +41,12 @@ class Follower:
     Nothing that goes wrong with it raises: the records are on disk.
     """
 
-    def __init__(self, results: Results, folders: Sequence[SweepFolder], uri: str | None) -> None:
+    def __init__(
+        self,
+        results: Results,
+        folders: Sequence[SweepFolder],
+        uri: str | None,
+    ) -> None:
         """Start the process, which loads MLflow at once, and return without waiting for it.
 
         `uri` is that of an MLflow store, by default the results folder's database. Raises BadInput for a
@@ -51,10 +56,14 @@ class Follower:
         self.trouble: str | None = None  # what MLflow failed with, once the block has ended
         folder_paths = [str(folder.path) for folder in folders]
         command = module_command(sys.executable, "harness.tracking.follow")
-        variables = {**import_variables(), **parent_variables(), URI_VARIABLE: uri or ""}
         self.process = subprocess.Popen(
             [*command, str(results.path), *folder_paths],
-            env={**os.environ, **variables},
+            env={
+                **os.environ,
+                **import_variables(),
+                **parent_variables(),
+                URI_VARIABLE: uri or "",
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -69,7 +78,8 @@ class Follower:
         try:
             output, _errors = self.process.communicate(timeout=FINISH_TIMEOUT)
             if self.process.returncode:
-                self.trouble = output.decode(errors="replace").strip() or (
+                reason = output.decode(errors="replace").strip()
+                self.trouble = reason or (
                     f"MLflow: the process that delivers ended with {self.process.returncode};"
                     " harness collect delivers the rest"
                 )
@@ -113,15 +123,21 @@ def deliver_new(tracker: Tracker, folders: Sequence[SweepFolder]) -> None:
     """
     delivered: set[Path] = set()  # paths of records, of which each attempt has its own
     wait = MIN_SECONDS
-    while not select.select([sys.stdin], [], [], wait)[0]:  # nobody writes, so it is its end
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], wait)
+        if readable:  # nobody writes, so it is its end
+            return
         began = time.monotonic()
         for folder in folders:
-            records = {folder.trial_folder(id_).record_path: id_ for id_ in folder.recorded_ids()}
-            new = [trial for path, trial in records.items() if path not in delivered]
+            new = {}
+            for trial in folder.recorded_ids():
+                path = folder.trial_folder(trial).record_path
+                if path not in delivered:
+                    new[path] = trial
             with suppress(Exception):  # the last delivery says what is wrong
                 if new:
-                    tracker.deliver_trials(folder, new)
-                delivered.update(records)
+                    tracker.deliver_trials(folder, new.values())
+                delivered.update(new)
         delivery_seconds = time.monotonic() - began
         wait = min(MAX_SECONDS, max(MIN_SECONDS, delivery_seconds / MAX_SHARE))
 

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import starmap
 from pathlib import Path
@@ -100,7 +100,9 @@ class SweepRuns:
 
     def update(self, contents: RunContents, parent: str | None) -> Run:
         """Make the run of a cell or a sweep show its contents, created if there is none."""
-        run = self._runs.get((contents.kind, contents.key)) or self._create(contents, parent)
+        run = self._runs.get((contents.kind, contents.key))
+        if run is None:
+            run = self._create(contents, parent, {})
         names = [metric.key for metric in contents.metrics]
         now = round(time.time() * 1000)
         stale = []
@@ -108,7 +110,8 @@ class SweepRuns:
         for name in logged.split():
             if name not in names:
                 stale.append(Point(name, math.nan, now))
-        self._show(run, contents, parent, {METRICS_TAG: " ".join(names)}, stale)
+        extra_tags = {METRICS_TAG: " ".join(names)}
+        self._show(run, contents, parent, extra_tags, stale)
         return run
 
     def mark_unplanned(self, cells: Mapping[str, str]) -> None:
@@ -118,7 +121,13 @@ class SweepRuns:
             if not is_planned and run.data.tags.get(PLANNED_TAG) != "no":
                 self._set_tag(run, PLANNED_TAG, "no")
 
-    def write_trial(self, trial: str, parent: str | None, cell_name: str, repeats: int) -> bool:
+    def write_trial(
+        self,
+        trial: str,
+        parent: str | None,
+        cell_name: str,
+        repeats: int,
+    ) -> bool:
         """Make a trial's run show its record; return whether it did not before.
 
         A run that shows an earlier record of the trial stays, and says which one is newer. `parent` is
@@ -128,19 +137,20 @@ class SweepRuns:
         content = trial_folder.record_path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         run = self._runs.get(("trial", trial))
-        tags = {} if run is None else run.data.tags
-        shows_record = tags.get(RECORD_TAG) == digest
-        if run is not None and shows_record and is_complete_run(run):
-            if parent is not None and tags.get(PARENT_TAG) != parent:
+        if run is not None and run.data.tags.get(RECORD_TAG) != digest:
+            run = None  # it shows an earlier record
+        if run is not None and is_complete_run(run):
+            if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
                 self._set_tag(run, PARENT_TAG, parent)
             self._show_export(run, trial_folder)
             return False
         record = read_record(trial_folder.record_path)
         contents = trial_contents(record, cell_name, repeats)
-        if run is None or not shows_record:
-            run = self._create(contents, parent, {RECORD_TAG: digest})
+        extra_tags = {RECORD_TAG: digest}
+        if run is None:
+            run = self._create(contents, parent, extra_tags)
         self._upload(run, record, trial_folder)
-        self._show(run, contents, parent, {RECORD_TAG: digest})
+        self._show(run, contents, parent, extra_tags)
         self._show_export(run, trial_folder)
         return True
 
@@ -158,23 +168,27 @@ class SweepRuns:
         They are the record, the environment, the end of the launcher's log, of
         rank 0's and of that of the rank that failed, and what the profiler left.
         """
+        run_id = run.info.run_id
         path = trial_folder.record_path
         for file in (path, *path.parent.glob("record-*.npz")):
-            self.client.log_artifact(run.info.run_id, str(file))
+            self.client.log_artifact(run_id, str(file))
         if record.environment:
-            text = json.dumps(asdict(record.environment), indent=1) + "\n"
-            self.client.log_text(run.info.run_id, text, "environment.json")
+            environment = json.dumps(asdict(record.environment), indent=1)
+            self.client.log_text(run_id, f"{environment}\n", "environment.json")
         logs = {trial_folder.launch_log, trial_folder.rank_log(0)}
         if record.failure and record.failure.log:
             logs.add(trial_folder.path / record.failure.log)
         for log in filter(Path.exists, logs):
-            self.client.log_text(run.info.run_id, tail_of(log), f"logs/{log.name}")
+            self.client.log_text(run_id, tail_of(log), f"logs/{log.name}")
         self._store_files(run, trial_folder.trace_folder)
 
     def _show_export(self, run: Run, trial_folder: TrialFolder) -> None:
         """Show what was exported of a trial's model, unless its run shows it already."""
         export = read_export(trial_folder)
-        if export is None or run.data.tags.get(EXPORT_TAG) == str(export.at):
+        if export is None:
+            return
+        written = str(export.at)
+        if run.data.tags.get(EXPORT_TAG) == written:
             return
         points = []
         exported_at = round(export.at * 1000)
@@ -182,7 +196,7 @@ class SweepRuns:
             points.append(Point(metric_name(name), value, exported_at))
         self._log(run, points, {}, {})
         self._store_files(run, trial_folder.export_folder)
-        self._set_tag(run, EXPORT_TAG, str(export.at))
+        self._set_tag(run, EXPORT_TAG, written)
 
     def _store_files(self, run: Run, folder: Path) -> None:
         """Store the files of a folder with a run; those that are too large are only in the folder."""
@@ -192,18 +206,20 @@ class SweepRuns:
                 self.client.log_artifact(run.info.run_id, str(path), str(target))
 
     def _create(
-        self, contents: RunContents, parent: str | None, extra_tags: Mapping[str, str] | None = None
+        self,
+        contents: RunContents,
+        parent: str | None,
+        extra_tags: Mapping[str, str],
     ) -> Run:
         """Create a run that has its name and tags, but shows nothing else yet.
 
         An earlier run of the same is told which one is newer.
         """
         earlier = self._runs.get((contents.kind, contents.key))
-        tags = self._tags(contents, parent) | dict(extra_tags or {})
         created = self.client.create_run(
             self.experiment_id,
             start_time=contents.started,
-            tags=tags,
+            tags=self._tags(contents, parent, extra_tags),
             run_name=contents.name,
         )
         if earlier is not None:
@@ -217,42 +233,56 @@ class SweepRuns:
         contents: RunContents,
         parent: str | None,
         extra_tags: Mapping[str, str],
-        stale: list[Point] | None = None,
+        stale: Sequence[Point] = (),
     ) -> None:
         """Send the metrics, params and tags that the run lacks or that have changed, at once.
 
         A param cannot be changed in MLflow, and need not be: params follow from the cell's id. Tags of
         ours that no longer hold are deleted. The final status comes last: then a run is complete.
         """
-        present = run.data.tags
-        logged = run.data.metrics
-        tags = self._tags(contents, parent) | dict(extra_tags)
+        present = run.data
+        tags = self._tags(contents, parent, extra_tags)
         if contents.description:
-            tags |= note_tags(present, contents.description)
-        metrics = [point for point in contents.metrics if logged.get(point.key) != point.value]
-        params = {
-            name: text for name, text in contents.params.items() if name not in run.data.params
-        }
-        changed = {name: text for name, text in tags.items() if present.get(name) != text}
-        points = [*metrics, *(stale or [])]
-        self._log(run, points, params, changed)
-        for name in present:
+            tags |= note_tags(present.tags, contents.description)
+        points = []
+        for point in contents.metrics:
+            if present.metrics.get(point.key) != point.value:
+                points.append(point)
+        new_params = {}
+        for name, text in contents.params.items():
+            if name not in present.params:
+                new_params[name] = text
+        changed_tags = {}
+        for name, text in tags.items():
+            if present.tags.get(name) != text:
+                changed_tags[name] = text
+        self._log(run, [*points, *stale], new_params, changed_tags)
+        for name in present.tags:
             if name.startswith("harness.") and name not in {*tags, *KEPT_TAGS}:
                 self.client.delete_tag(run.info.run_id, name)
-        if run.info.run_name != contents.name:
-            self.client.update_run(run.info.run_id, name=contents.name)
+        self._set_status(run, contents)
+
+    def _set_status(self, run: Run, contents: RunContents) -> None:
+        """Give a run its name, its status and the time of its end, where they differ."""
+        info = run.info
+        if info.run_name != contents.name:
+            self.client.update_run(info.run_id, name=contents.name)
         if contents.status == "RUNNING":
-            if run.info.status != "RUNNING":
-                self.client.update_run(run.info.run_id, status="RUNNING")
-        elif (run.info.status, run.info.end_time) != (contents.status, contents.ended):
-            self.client.set_terminated(run.info.run_id, contents.status, contents.ended)
+            if info.status != "RUNNING":
+                self.client.update_run(info.run_id, status="RUNNING")
+        elif (info.status, info.end_time) != (contents.status, contents.ended):
+            self.client.set_terminated(info.run_id, contents.status, contents.ended)
 
     def _set_tag(self, run: Run, name: str, text: str) -> None:
         """Set a tag of a run."""
         self.client.set_tag(run.info.run_id, name, text)
 
     def _log(
-        self, run: Run, points: list[Point], params: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run: Run,
+        points: Sequence[Point],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
     ) -> None:
         """Send metrics, params and tags, if there are any."""
         from mlflow.entities import Metric, Param, RunTag
@@ -267,7 +297,12 @@ class SweepRuns:
             synchronous=True,
         )
 
-    def _tags(self, contents: RunContents, parent: str | None) -> dict[str, str]:
+    def _tags(
+        self,
+        contents: RunContents,
+        parent: str | None,
+        extra_tags: Mapping[str, str],
+    ) -> dict[str, str]:
         """Return a run's tags: those of its contents, and those by which it is found again."""
         tags = {
             **contents.tags,
@@ -281,7 +316,7 @@ class SweepRuns:
         }
         if parent:
             tags[PARENT_TAG] = parent
-        return tags
+        return {**tags, **extra_tags}
 
 
 def note_tags(present: Mapping[str, str], description: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from harness.analysis.sweep_result import SweepResult
 from harness.core.errors import BadInput
 from harness.core.files import lock_file
 from harness.core.paths import Results, SweepFolder
-from harness.records.store import read_recorded_sweep, read_spec
+from harness.records.store import RecordedSweep, read_recorded_sweep, read_spec
 from harness.sweep.sweep import Sweep
 from harness.tracking.connect import TrackerDown, check_uri, connect, is_server, local_uri
 from harness.tracking.contents import cell_contents, sweep_contents, sweep_description
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
 
 LOCK_TIMEOUT = 120.0  # seconds that another delivery from the same results folder is waited for
+ORIGIN_LENGTH = 32  # characters of the id of a results folder, a UUID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +62,7 @@ class Tracker:
         Delivering again adds nothing; a delivery that was cut off is completed. Raises TrackerDown if
         MLflow does not take the delivery, BadInput for a folder without a record.
         """
-        recorded = None
-        if folder.spec_path.exists():
-            recorded = read_recorded_sweep(self.results, read_spec(folder).name)
-        if recorded is None or not recorded.records:
-            raise BadInput(
-                f"{folder.path}: found no record of a trial; allowed: a sweep that has run"
-            )
+        recorded = self._recorded_sweep(folder)
         sweep, records = recorded.sweep, recorded.records
         result = SweepResult.of_records(sweep, records)
         parity = read_known_parity(folder, result.cells)
@@ -87,8 +82,10 @@ class Tracker:
                 for record in of_cell:
                     delivered += runs.write_trial(record.trial.id, run_id, name, sweep.repeats)
             runs.mark_unplanned(names)
-            spec = folder.spec_path.read_text(encoding="utf-8")
-            texts = {"sweep.json": spec, "report.html": render(self.results, recorded)}
+            texts = {
+                "sweep.json": folder.spec_path.read_text(encoding="utf-8"),
+                "report.html": render(self.results, recorded),
+            }
             runs.store_texts(sweep_run, texts)
             present = experiment.tags
             tags = experiment_tags(result, has_parity=parity is not None)
@@ -101,6 +98,14 @@ class Tracker:
             already_delivered=len(records) - delivered,
             experiment_id=experiment.experiment_id,
         )
+
+    def _recorded_sweep(self, folder: SweepFolder) -> RecordedSweep:
+        """Return the sweep of a folder with its records; raises BadInput for a folder without one."""
+        if folder.spec_path.exists():
+            recorded = read_recorded_sweep(self.results, read_spec(folder).name)
+            if recorded.records:
+                return recorded
+        raise BadInput(f"{folder.path}: found no record of a trial; allowed: a sweep that has run")
 
     def deliver_trials(self, folder: SweepFolder, trials: Iterable[str]) -> None:
         """Write the runs of some trials that have ended, while others still run.
@@ -149,7 +154,8 @@ class Tracker:
         self, folder: SweepFolder, sweep: Sweep
     ) -> Iterator[tuple[MlflowClient, Experiment, SweepRuns]]:
         """Connect to the sweep's experiment, alone among the deliveries from this results folder."""
-        collect = self.results.collect_command(sweep.name, None if self.is_local else self.uri)
+        uri = None if self.is_local else self.uri
+        collect = self.results.collect_command(sweep.name, uri)
         try:
             with self._lock() as origin:
                 client = self._connect()
@@ -200,7 +206,8 @@ class Tracker:
                     " results folder holds while it delivers; end that one, or wait for it"
                 )
             origin = file.read()
-            if len(origin) != len(uuid.uuid4().hex) or not origin.isalnum():  # empty or damaged
+            is_whole = len(origin) == ORIGIN_LENGTH and origin.isalnum()
+            if not is_whole:  # empty or damaged
                 origin = uuid.uuid4().hex
                 file.seek(0)
                 file.truncate()

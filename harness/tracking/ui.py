@@ -75,12 +75,14 @@ def server(tracker: Tracker, port: int | None = None) -> Iterator[str]:
         # MLflow's job runner would start more processes, which no page here needs.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "PYTHONWARNINGS": "ignore",
+        **os.environ,
+        # `ps` shows arguments to everybody, so that a password must not be among them.
+        "MLFLOW_BACKEND_STORE_URI": tracker.uri,
     }
     with tempfile.TemporaryFile() as log:
         guard = subprocess.Popen(
             command,
-            # `ps` shows arguments to everybody, so that a password must not be among them.
-            env={**variables, **os.environ, "MLFLOW_BACKEND_STORE_URI": tracker.uri},
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -117,13 +119,18 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+def _wait_until_it_answers(
+    base: str,
+    guard: subprocess.Popen[bytes],
+    log: IO[bytes],
+) -> None:
     """Return once the server at `base` answers.
 
     Raises HarnessError with the last line of the server's log if it ends before that, or if it has
     not answered within STARTUP_TIMEOUT.
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
+    no_proxy = urllib.request.ProxyHandler({})  # loopback needs none
+    opener = urllib.request.build_opener(no_proxy)
     deadline = time.monotonic() + STARTUP_TIMEOUT
     while time.monotonic() < deadline and guard.poll() is None:
         try:
@@ -132,9 +139,9 @@ def _wait_until_it_answers(base: str, guard: subprocess.Popen[bytes], log: IO[by
         except OSError:
             time.sleep(0.1)
     log.seek(0)
-    output = log.read().decode("utf-8", errors="replace").strip()
-    last_line = one_line(output.rpartition("\n")[2])
-    raise HarnessError(f"MLflow's server did not start at {base}: {last_line}")
+    output = log.read().decode("utf-8", errors="replace")
+    _, _, last_line = output.strip().rpartition("\n")
+    raise HarnessError(f"MLflow's server did not start at {base}: {one_line(last_line)}")
 
 
 def guard(command: Sequence[str]) -> None:
@@ -145,8 +152,10 @@ def guard(command: Sequence[str]) -> None:
     helper processes behind.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while process.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
-        pass  # nobody writes to it, so that it is readable at its end
+    while process.poll() is None:
+        readable, _, _ = select.select([sys.stdin], [], [], 0.2)
+        if readable:  # nobody writes to it, so that it is its end
+            break
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     try:
