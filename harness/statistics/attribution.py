@@ -53,19 +53,9 @@ class Effect:
     p: float  # of the claim that the ratio is not 1, corrected by Holm over all effects
 
     @property
-    def is_main(self) -> bool:
-        """Whether this is the effect of one axis, not the interaction of two."""
-        return len(self.levels) == 1
-
-    @property
     def is_certain(self) -> bool:
         """Whether it is significant, over all effects together."""
         return self.p <= ALPHA
-
-    @property
-    def magnitude(self) -> float:
-        """Its size regardless of direction: halving and doubling are both 2."""
-        return max(self.ratio, 1 / self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +66,6 @@ class Attribution:
     unknown: Sequence[Term]  # terms that the cells can't separate, as where axes change together
     deviation: float  # of a trial from the model, as a fraction of its throughput
     degrees_of_freedom: int  # trials that are left over to estimate the deviation
-
-    @property
-    def largest_first(self) -> list[Effect]:
-        """All effects, sorted by their magnitude."""
-        return sorted(self.effects, key=lambda effect: -effect.magnitude)
-
-    @property
-    def interactions(self) -> list[Effect]:
-        """The interactions of two axes, the largest first."""
-        return [effect for effect in self.largest_first if not effect.is_main]
 
 
 def attribute(points: Sequence[TrialThroughput]) -> Attribution | None:
@@ -106,7 +86,8 @@ def attribute(points: Sequence[TrialThroughput]) -> Attribution | None:
     if degrees_of_freedom < 1:
         return None
     values = np.asarray([point.value for point in points])
-    scale = np.asarray(np.linalg.inv(matrix.T @ matrix), dtype=np.float64)
+    inverse = np.linalg.inv(matrix.T @ matrix)
+    scale = np.asarray(inverse, dtype=np.float64)
     weights = scale @ (matrix.T @ values)
     residuals = values - matrix @ weights
     weights += scale @ (matrix.T @ residuals)  # of the rounding errors
@@ -144,42 +125,55 @@ def _effects(
     Many levels are tested at once, and one of them would be significant by luck. An interval leaves
     out 1 exactly where its effect is certain.
     """
+    p_values = _p_values(estimates, errors, degrees_of_freedom)
+    tests = correct_by_holm(p_values, ALPHA)
+    effects = []
+    rows = zip(levels, estimates, errors, tests, strict=True)
+    for chosen, estimate, error, test in rows:
+        quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
+        half_width = quantile * error
+        effect = Effect(
+            levels=chosen,
+            reference={axis: reference[axis] for axis in chosen},
+            ratio=exp(estimate),
+            low=exp(estimate - half_width),
+            high=exp(estimate + half_width),
+            p=test.p,
+        )
+        effects.append(effect)
+    return effects
+
+
+def _p_values(
+    estimates: Sequence[float],
+    errors: Sequence[float],
+    degrees_of_freedom: int,
+) -> list[float]:
+    """Return the two-sided p-value of each estimate by Student's t test, before any correction."""
     p_values = []
     for estimate, error in zip(estimates, errors, strict=True):
         p = float(estimate == 0)  # where the model fits exactly
         if error:
-            p = 2 * student_probability(degrees_of_freedom, -abs(estimate) / error)
+            t = -abs(estimate) / error
+            p = 2 * student_probability(degrees_of_freedom, t)
         p_values.append(p)
-    effects = []
-    tests = correct_by_holm(p_values, ALPHA)
-    for chosen, estimate, error, test in zip(levels, estimates, errors, tests, strict=True):
-        quantile = student_quantile(degrees_of_freedom, 1 - test.level / 2)
-        half_width = quantile * error
-        effects.append(
-            Effect(
-                levels=chosen,
-                reference={axis: reference[axis] for axis in chosen},
-                ratio=exp(estimate),
-                low=exp(estimate - half_width),
-                high=exp(estimate + half_width),
-                p=test.p,
-            )
-        )
-    return effects
+    return p_values
 
 
 def _varying_axes(points: Sequence[TrialThroughput]) -> dict[str, list[Hashable]]:
     """Return the levels of each axis that has several, in order of appearance."""
     axes = {}
     for axis in points[0].levels:
-        levels = list(dict.fromkeys(point.levels[axis] for point in points))
+        of_points = [point.levels[axis] for point in points]
+        levels = list(dict.fromkeys(of_points))
         if len(levels) > 1:
             axes[axis] = levels
     return axes
 
 
 def _model(
-    points: Sequence[TrialThroughput], axes: Mapping[str, Sequence[Hashable]]
+    points: Sequence[TrialThroughput],
+    axes: Mapping[str, Sequence[Hashable]],
 ) -> tuple[Numbers, dict[Term, slice], list[Term]]:
     """Return the columns of the model, those of each term, and the terms that can't be told apart.
 
@@ -194,7 +188,8 @@ def _model(
     blocks = [point.block for point in points]
     different_blocks = list(dict.fromkeys(blocks))
     block_code = _code(blocks, different_blocks)
-    matrix = np.column_stack([np.ones(len(points)), block_code])
+    mean = np.ones(len(points))
+    matrix = np.column_stack([mean, block_code])
     columns: dict[Term, slice] = {}
     unknown: list[Term] = []
     by_levels = sorted(axes, key=lambda name: -len(axes[name]))
@@ -202,9 +197,10 @@ def _model(
     for term in [*terms, *itertools.combinations(axes, 2)]:
         if any((axis,) in unknown for axis in term):
             continue  # an interaction of an axis whose own effect is unknown
-        start = matrix.shape[1]
         of_axes = [codes[axis] for axis in term]
-        end = start + math.prod(code.shape[1] for code in of_axes)
+        width = math.prod(code.shape[1] for code in of_axes)
+        start = matrix.shape[1]
+        end = start + width
         # Before columns are made: those of two axes with many levels each would fill the memory.
         if end > len(points):
             unknown.append(term)
@@ -229,7 +225,8 @@ def _contrasts(levels_of_axes: Sequence[Sequence[Hashable]]) -> Numbers:
     for levels in levels_of_axes:
         codes = _code(levels, levels)
         differences = codes[1:] - codes[0]
-        contrasts = np.asarray(np.kron(contrasts, differences), dtype=np.float64)
+        products = np.kron(contrasts, differences)
+        contrasts = np.asarray(products, dtype=np.float64)
     return contrasts
 
 
@@ -241,7 +238,8 @@ def _code(values: Sequence[Hashable], levels: Sequence[Hashable]) -> Numbers:
     """
     columns = len(levels) - 1
     # A row for each level: the first is -1 in every column, every other is 1 in one column.
-    rows = np.vstack([np.full(columns, -1.0), np.eye(columns)])
+    first = np.full(columns, -1.0)
+    rows = np.vstack([first, np.eye(columns)])
     numbers = {level: number for number, level in enumerate(levels)}
     row_of_value = [numbers[value] for value in values]
     codes: Numbers = rows[row_of_value]

@@ -50,7 +50,8 @@ class Estimate:
             return 1.0
         if self.standard_error == 0:
             return 0.0 if distance > 0 else 1.0
-        return student_probability(self.degrees_of_freedom, -distance / self.standard_error)
+        t = -distance / self.standard_error
+        return student_probability(self.degrees_of_freedom, t)
 
     def p_change(self) -> float:
         """Return the two-sided p-value of the claim that there is a difference."""
@@ -62,9 +63,15 @@ class Estimate:
         Two one-sided tests (TOST; Schuirmann 1987, doi:10.1007/BF01068419): the difference is
         shown to be above `low` and to be below `high`, and the weaker of both counts.
         """
-        return max(self._p_value(self.value - low), self._p_value(high - self.value))
+        p_above_low = self._p_value(self.value - low)
+        p_below_high = self._p_value(high - self.value)
+        return max(p_above_low, p_below_high)
 
-    def min_detectable_effect(self, alpha: float = 0.05, margin: float = 0.0) -> float | None:
+    def min_detectable_effect(
+        self,
+        alpha: float = 0.05,
+        margin: float = 0.0,
+    ) -> float | None:
         """Return the true difference that is detected with a chance of `POWER`.
 
         It is detected where the estimate is significant in a two-sided test at `alpha` and at
@@ -79,8 +86,9 @@ class Estimate:
 
         critical = student_quantile(self.degrees_of_freedom, 1 - alpha / 2)
         errors = float(nctdtrinc(self.degrees_of_freedom, 1 - POWER, critical))
+        significant = errors * self.standard_error
         large_enough = margin + float(ndtri(POWER)) * self.standard_error
-        return max(errors * self.standard_error, large_enough)
+        return max(significant, large_enough)
 
 
 def paired(differences: Sequence[float]) -> Estimate:
@@ -103,7 +111,13 @@ def paired(differences: Sequence[float]) -> Estimate:
 
 def certain_zero(count: int) -> Estimate:
     """Return the estimate from pairs that certainly do not differ."""
-    return Estimate(value=0.0, standard_error=0.0, degrees_of_freedom=1, count=count, unit="pairs")
+    return Estimate(
+        value=0.0,
+        standard_error=0.0,
+        degrees_of_freedom=1,
+        count=count,
+        unit="pairs",
+    )
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
@@ -120,12 +134,12 @@ def unpaired(a: Sequence[float], b: Sequence[float]) -> Estimate:
     standard_error = None
     degrees_of_freedom = 0.0
     if fewer > 1:
-        variances = [stdev(side) ** 2 / len(side) for side in (a, b)]
-        total = sum(variances)
-        standard_error = math.sqrt(total)
-        shares = 0.0
-        for side, variance in zip((a, b), variances, strict=True):
+        total, shares = 0.0, 0.0
+        for side in (a, b):
+            variance = stdev(side) ** 2 / len(side)
+            total += variance
             shares += variance**2 / (len(side) - 1)
+        standard_error = math.sqrt(total)
         degrees_of_freedom = total**2 / shares if shares else 1.0
     return Estimate(
         value=fmean(b) - fmean(a),
@@ -152,7 +166,8 @@ def between_sessions(a: Sequence[float], b: Sequence[float]) -> Estimate:
     standard_error = None
     if max(len(a), len(b)) >= FEWEST_SESSIONS:
         variance = squares / degrees_of_freedom
-        standard_error = math.sqrt(variance * (1 / len(a) + 1 / len(b)))
+        inverse_counts = 1 / len(a) + 1 / len(b)
+        standard_error = math.sqrt(variance * inverse_counts)
     return Estimate(
         value=fmean(b) - fmean(a),
         standard_error=standard_error,

@@ -64,7 +64,8 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> In
     mean = fmean(values)
     quantile = student_quantile(count - 1, (1 + confidence) / 2)
     half_width = quantile * stdev(values) / math.sqrt(count)
-    return Interval(mean, (mean - half_width, mean + half_width), count)
+    bounds = (mean - half_width, mean + half_width)
+    return Interval(mean, bounds, count)
 
 
 def geometric_mean_interval(values: Sequence[float]) -> Interval:
@@ -76,10 +77,12 @@ def geometric_mean_interval(values: Sequence[float]) -> Interval:
     """
     if len(values) == 1:
         return Interval(values[0], None, 1)
-    interval = mean_interval([math.log(value) for value in values])
+    logs = [math.log(value) for value in values]
+    interval = mean_interval(logs)
     assert interval.bounds is not None
     low, high = interval.bounds
-    return Interval(exp(interval.mean), (exp(low), exp(high)), interval.count)
+    bounds = (exp(low), exp(high))
+    return Interval(exp(interval.mean), bounds, interval.count)
 
 
 def mean_by_seed(values: Sequence[float], seeds: Sequence[int]) -> dict[int, float]:

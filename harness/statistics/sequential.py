@@ -42,7 +42,8 @@ def log_ratio(seconds: Numbers, *, b_first: bool) -> Numbers:
     neighbors = (logs[..., :-2] + logs[..., 2:]) / 2
     slower = logs[..., 1:-1] - neighbors
     is_a = np.arange(slower.shape[-1]) % 2 != b_first
-    ratio: Numbers = np.where(is_a, slower, -slower).mean(axis=-1)
+    signed = np.where(is_a, slower, -slower)
+    ratio: Numbers = signed.mean(axis=-1)
     return ratio
 
 
@@ -65,12 +66,13 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     No bound of a mean holds for every distribution; how often these do is measured by
     `make bench-statistics` (`harness/guide/measurement.md`).
     """
-    n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
+    n = _counts(values)
     moments = running_moments(values)
     half_width = normal_half_width(n, moments.squares, NORMAL_SHARE * alpha)
     p = _cautious_correlation(n, moments)
     half_width = half_width * np.sqrt((1 + p) / (1 - p))
-    deviation = np.sqrt(moments.squares / np.maximum(n - 1, 1))
+    variance = moments.squares / np.maximum(n - 1, 1)
+    deviation = np.sqrt(variance)
     is_known = np.isfinite(half_width) & (deviation > 0)
     scale = np.where(is_known, deviation, 1.0)
     skewness = SKEWNESS_FACTOR * moments.cubes / n / scale**3
@@ -80,6 +82,12 @@ def confidence_sequence(values: Numbers, alpha: float = 0.05) -> tuple[Numbers, 
     low = moments.mean - half_width + np.minimum(allowance, 0.0)
     high = moments.mean + half_width + np.maximum(allowance, 0.0)
     return low, high
+
+
+def _counts(values: Numbers) -> Numbers:
+    """Return how many values each row has after each of them: 1, 2, …, shape (n,)."""
+    last = values.shape[-1]
+    return np.arange(1, last + 1, dtype=np.float64)
 
 
 def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
@@ -99,7 +107,8 @@ def normal_half_width(n: Numbers, squares: Numbers, alpha: float) -> Numbers:
 
     infinite where b c / (n + c) is 1 or more, as few values rule nothing out.
     """
-    log_b = (math.log(1 / alpha) + 0.5 * np.log((n + PRIOR) / PRIOR)) * 2 / n
+    log_prior = 0.5 * np.log((n + PRIOR) / PRIOR)
+    log_b = (math.log(1 / alpha) + log_prior) * 2 / n
     b = np.exp(log_b)
     room = 1 - b * PRIOR / (n + PRIOR)
     is_finite = room > 0
@@ -122,22 +131,24 @@ class Moments:
 
 def running_moments(values: Numbers) -> Moments:
     """Return the moments after each value, for rows of values (…, n)."""
-    n = np.arange(1, values.shape[-1] + 1, dtype=np.float64)
+    n = _counts(values)
     origin = values[..., :1]
     shifted = values - origin  # against cancellation
     squared = shifted * shifted
     total = np.cumsum(shifted, axis=-1)
     total_squares = np.cumsum(squared, axis=-1)
     total_cubes = np.cumsum(squared * shifted, axis=-1)
-    mean = total / n
     neighbors = np.zeros_like(shifted)
     neighbors[..., 1:] = shifted[..., 1:] * shifted[..., :-1]
+    total_products = np.cumsum(neighbors, axis=-1)
     ends = 2 * total - shifted  # the first of the shifted values is 0
+    mean = total / n
+    squares = total_squares - n * mean**2
     return Moments(
         mean=mean + origin,
-        squares=np.maximum(total_squares - n * mean**2, 0.0),
+        squares=np.maximum(squares, 0.0),
         cubes=total_cubes - 3 * mean * total_squares + 2 * n * mean**2 * mean,
-        products=np.cumsum(neighbors, axis=-1) - mean * ends + (n - 1) * mean**2,
+        products=total_products - mean * ends + (n - 1) * mean**2,
     )
 
 
@@ -155,7 +166,13 @@ def _cautious_correlation(n: Numbers, moments: Moments) -> Numbers:
     return p
 
 
-def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) -> Numbers:
+def signs(
+    values: Numbers,
+    min_effect: float,
+    alpha: float,
+    *,
+    one_sided: bool,
+) -> Numbers:
     """Return the decision of the sequence after each value, for rows of log ratios, both (…, n).
 
     +1 for up, -1 for down, 0 for the same, NaN for undecided. `min_effect` is the smallest effect of
@@ -171,8 +188,8 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
     lower_margin = math.log1p(-min_effect)
     upper_margin = math.log1p(min_effect)
     low, high = confidence_sequence(values, alpha)
-    number = np.arange(1, values.shape[-1] + 1)
-    mean = np.cumsum(values, axis=-1) / number
+    n = _counts(values)
+    mean = np.cumsum(values, axis=-1) / n
     is_up = (low > 0) & (mean >= upper_margin)
     if one_sided:
         is_same = low > lower_margin
@@ -180,14 +197,18 @@ def signs(values: Numbers, min_effect: float, alpha: float, *, one_sided: bool) 
     else:
         is_same = (low > lower_margin) & (high < upper_margin)
         is_down = (high < 0) & (mean <= lower_margin)
-    is_decided = (is_up | is_down | is_same) & (number >= FEWEST_VALUES)
+    is_decided = (is_up | is_down | is_same) & (n >= FEWEST_VALUES)
     sign = np.where(is_down, -1.0, 0.0)
     sign = np.where(is_up, 1.0, sign)
     return np.where(is_decided, sign, np.nan)
 
 
 def decide(
-    values: Numbers, min_effect: float, alpha: float = 0.05, *, one_sided: bool = False
+    values: Numbers,
+    min_effect: float,
+    alpha: float = 0.05,
+    *,
+    one_sided: bool = False,
 ) -> SpeedVerdict:
     """Return the decision of `signs` for a single row of log ratios, by the last interval.
 
@@ -195,8 +216,13 @@ def decide(
     one-sided question, `not slower` says that the interval leaves out a ratio that is down by
     `min_effect`, but not one that is up by as much.
     """
-    verdicts: dict[float, SpeedVerdict] = {1.0: "faster", -1.0: "slower", 0.0: "same"}
-    sign = float(signs(values, min_effect, alpha, one_sided=one_sided)[-1])
+    verdicts: dict[float, SpeedVerdict] = {
+        1.0: "faster",
+        -1.0: "slower",
+        0.0: "same",
+    }
+    all_signs = signs(values, min_effect, alpha, one_sided=one_sided)
+    sign = float(all_signs[-1])
     if sign == 0 and one_sided:
         _, high = confidence_sequence(values, alpha)
         if high[-1] >= math.log1p(min_effect):

@@ -35,9 +35,10 @@ class Metric:
     @property
     def margins(self) -> tuple[float, float]:
         """`min_effect` down and up on the scale of the estimate: 10% is 0.9 and 1.1 times."""
+        lower, upper = -self.min_effect, self.min_effect
         if self.relative:
-            return math.log1p(-self.min_effect), math.log1p(self.min_effect)
-        return -self.min_effect, self.min_effect
+            return math.log1p(lower), math.log1p(upper)
+        return lower, upper
 
     def back_transform(self, value: float) -> float:
         """Return an estimate's value as people read it: a ratio, or the difference itself."""
@@ -80,7 +81,9 @@ class MetricVerdict(Question):
         """The change that is detected 80% of the time, as `Metric.effect_size`, at the family's level."""
         margin = max(map(abs, self.metric.margins))
         detectable = self.estimate.min_detectable_effect(self.smallest_level, margin)
-        return None if detectable is None else self.metric.effect_size(detectable)
+        if detectable is None:
+            return None
+        return self.metric.effect_size(detectable)
 
     @property
     def effect(self) -> float:
@@ -109,7 +112,11 @@ class MetricVerdict(Question):
         return self.outcome
 
 
-def judge(questions: Sequence[Question], *, alpha: float = ALPHA) -> list[MetricVerdict]:
+def judge(
+    questions: Sequence[Question],
+    *,
+    alpha: float = ALPHA,
+) -> list[MetricVerdict]:
     """Return a verdict on each question, with false alarms controlled over all of them.
 
     Better or worse: the difference is significant and at least as large as the smallest effect of
@@ -125,12 +132,16 @@ def judge(questions: Sequence[Question], *, alpha: float = ALPHA) -> list[Metric
     corrected = zip(questions, corrected_changes, corrected_sames, strict=True)
     verdicts = []
     for question, change, same in corrected:
-        verdicts.append(_verdict(question, change, same, alpha / len(questions)))
+        smallest_level = alpha / len(questions)
+        verdicts.append(_verdict(question, change, same, smallest_level))
     return verdicts
 
 
 def _verdict(
-    question: Question, change: CorrectedTest, same: CorrectedTest, smallest_level: float
+    question: Question,
+    change: CorrectedTest,
+    same: CorrectedTest,
+    smallest_level: float,
 ) -> MetricVerdict:
     """Return the verdict on a question, from tests that are corrected for its family."""
     metric, estimate = question.metric, question.estimate
@@ -206,13 +217,20 @@ def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTe
     The i-th smallest is compared with alpha / (n - i + 1), up to the first that is not rejected; all
     larger ones stay at its level.
     """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    count = len(p_values)
+    ascending = sorted(range(count), key=p_values.__getitem__)
     tests: dict[int, CorrectedTest] = {}
     adjusted, level, has_accepted = 0.0, alpha, False
-    for remaining, index in zip(range(len(order), 0, -1), order, strict=True):
-        adjusted = max(adjusted, min(1.0, remaining * p_values[index]))
+    for position, index in enumerate(ascending):
+        p = p_values[index]
+        remaining = count - position
+        adjusted = max(adjusted, min(1.0, remaining * p))
         if not has_accepted:
             level = alpha / remaining
-            has_accepted = p_values[index] > level
-        tests[index] = CorrectedTest(p=adjusted, level=level, rejects=not has_accepted)
-    return [tests[index] for index in range(len(p_values))]
+            has_accepted = p > level
+        tests[index] = CorrectedTest(
+            p=adjusted,
+            level=level,
+            rejects=not has_accepted,
+        )
+    return [tests[index] for index in range(count)]
