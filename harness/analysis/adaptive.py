@@ -71,23 +71,33 @@ def run_until(
     """
     started = clock()
     records = run(sweep, False)
-    while goal is not None and not reached(goal, sweep, records):
-        has_failed = any(record.status in ("failed", "interrupted") for record in records)
+    if goal is None:
+        return sweep, records
+    while not reached(goal, sweep, records):
         all_measured = all(_log_throughputs(sweep, records).values())
-        if not all_measured or (fail_fast and has_failed) or sweep.repeats >= MAX_REPEATS:
+        if not all_measured or sweep.repeats >= MAX_REPEATS:
             break
-        if clock() - started + next_repeat_seconds(records) > goal.budget:
+        has_failed = any(record.status in ("failed", "interrupted") for record in records)
+        if fail_fast and has_failed:
+            break
+        elapsed = clock() - started
+        if elapsed + next_repeat_seconds(records) > goal.budget:
             break
         sweep = replace(sweep, repeats=sweep.repeats + 1)
         records = run(sweep, True)
     return sweep, records
 
 
-def reached(goal: Goal | None, sweep: Sweep, records: Sequence[Record]) -> bool:
+def reached(
+    goal: Goal | None,
+    sweep: Sweep,
+    records: Sequence[Record],
+) -> bool:
     """Return whether every cell is measured as precisely as the goal asks; True without a goal."""
     if goal is None:
         return True
-    widths = map(half_width, _log_throughputs(sweep, records).values())
+    by_cell = _log_throughputs(sweep, records)
+    widths = map(half_width, by_cell.values())
     return max(widths) <= goal.half_width
 
 
@@ -97,11 +107,11 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
     The intervals in the table of results are narrower, because they hold for a single look only.
     """
     by_cell = _log_throughputs(sweep, records)
-    cell = max(sweep.cells, key=lambda cell: half_width(by_cell[cell.id]))
-    logs = by_cell[cell.id]
-    width = half_width(logs)
+    widths = {cell: half_width(by_cell[cell.id]) for cell in sweep.cells}
+    cell = max(sweep.cells, key=widths.__getitem__)
+    width = widths[cell]
     precision = f"±{width:.1%}" if width < 1 else "no interval within ±100%"
-    trials = counted(len(logs), "trial")
+    trials = counted(len(by_cell[cell.id]), "trial")
     return (
         f"{cell.label}, the least precise: {precision} after {trials}, every look counted;"
         f" --until: ±{goal.half_width:.1%}"
@@ -110,12 +120,16 @@ def describe_precision(goal: Goal, sweep: Sweep, records: Sequence[Record]) -> s
 
 def _log_throughputs(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[float]]:
     """Return the log throughputs of each cell's trials in the order in which they ran."""
-    logs: dict[str, list[float]] = {cell.id: [] for cell in sweep.cells}
+    logs: dict[str, list[float]] = {}
+    for cell in sweep.cells:
+        logs[cell.id] = []
     in_order = sorted(records, key=attrgetter("started"))
     for record in in_order:
         cell_id = record.trial.cell.id
+        if record.status != "done" or cell_id not in logs:
+            continue
         throughput = trial_row(record).throughput
-        if record.status == "done" and throughput and cell_id in logs:
+        if throughput:
             logs[cell_id].append(math.log(throughput))
     return logs
 

@@ -41,8 +41,9 @@ def save(results: Results, cells: Sequence[CellResult]) -> dict[Path, CellResult
     A file keeps the sessions that it has: later results are compared with the spread between them.
     Raises BadInput, before anything is written, for a cell that nothing could be compared with.
     """
-    saved = {_path(results, cell): cell for cell in cells}
-    for path, cell in saved.items():
+    cell_of_path = {_path(results, cell): cell for cell in cells}
+    saved = {}
+    for path, cell in cell_of_path.items():
         saved[path] = replace(cell, sessions=_sessions(path, cell))
         write_atomically(path, dump(saved[path]))
     return saved
@@ -64,7 +65,8 @@ def _sessions(path: Path, cell: CellResult) -> list[Session]:
         raise
     except BadInput:
         return [session]  # a damaged file is replaced
-    if previous.cell.id != cell.cell.id or previous.shared != cell.shared:
+    has_other_code = previous.cell.id != cell.cell.id
+    if has_other_code or previous.shared != cell.shared:
         return [session]
     earlier = [other for other in previous.sessions if other.ended != ended]
     return [*earlier, session][-MOST_SESSIONS:]
@@ -82,7 +84,8 @@ def _path(results: Results, cell: CellResult) -> Path:
             f"{label}: found no trial with a measured throughput ({reasons}); allowed: at least one"
         )
     for name, values in cell.mixed.items():
-        raise BadInput(f"{label}: found trials of {name} {' and '.join(values)}; allowed: one")
+        listed = " and ".join(values)
+        raise BadInput(f"{label}: found trials of {name} {listed}; allowed: one")
     return results.baselines / cell.hardware[0] / f"{cell.cell.settings_id}.json"
 
 
@@ -93,11 +96,15 @@ def dump(cell: CellResult) -> str:
     cell's identity says of it, and neither evaluations nor names of nodes.
     """
     workload = cell.cell.workload
-    settings = {f"options.{name}": value for name, value in workload.options.items()}
+    settings = {}
+    for name, value in workload.options.items():
+        settings[f"options.{name}"] = value
     settings |= workload.identity["settings"]
-    workload = replace(workload, settings=settings, file_states={})
-    trials = [replace(trial, improvements=(), hosts=()) for trial in cell.trials]
-    portable_cell = replace(cell.cell, workload=workload)
+    portable_workload = replace(workload, settings=settings, file_states={})
+    trials = []
+    for trial in cell.trials:
+        trials.append(replace(trial, improvements=(), hosts=()))
+    portable_cell = replace(cell.cell, workload=portable_workload)
     portable = replace(cell, cell=portable_cell, trials=trials)
     content = Baseline(label=cell.cell.label, result=portable)
     return sealed_text(asdict(content))

@@ -34,14 +34,19 @@ def varying_axes(cells: Sequence[Cell]) -> list[str]:
 
 def differing_axes(a: Cell, b: Cell) -> list[str]:
     """Return the names of the axes in which two cells differ, by what is known of a script too."""
-    return [name for name in axis_names([a, b]) if a.level(name) != b.level(name)]
+    differing = []
+    for axis in axis_names([a, b]):
+        if a.level(axis) != b.level(axis):
+            differing.append(axis)
+    return differing
 
 
 def group_by_cell(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records by the id of their cell, in their order."""
     by_cell: dict[str, list[Record]] = {}
     for record in records:
-        by_cell.setdefault(record.trial.cell.id, []).append(record)
+        of_cell = by_cell.setdefault(record.trial.cell.id, [])
+        of_cell.append(record)
     return by_cell
 
 
@@ -52,7 +57,7 @@ def shown_seeds(sweep: Sweep, records: Sequence[Record]) -> list[int]:
 
 
 def naming_axes(cells: Sequence[Cell]) -> list[str]:
-    """Return the varying axes that a cell's short name needs, for `format.cell_name`.
+    """Return the varying axes that a cell's short name needs, for `harness.view.names`.
 
     A name spells strategy and ranks together, as in `ddp×2`, so that world_size is left out where
     strategy varies too.

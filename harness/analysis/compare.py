@@ -66,7 +66,10 @@ class Side:
     @property
     def hardware(self) -> set[str]:
         """The keys of all hardware that its cells were measured on."""
-        return {key for cell in self.cells for key in cell.hardware}
+        keys: set[str] = set()
+        for cell in self.cells:
+            keys.update(cell.hardware)
+        return keys
 
     @property
     def all_cells(self) -> list[Cell]:
@@ -92,7 +95,8 @@ class Rules:
 
     def limits(self, cell: Cell) -> tuple[float, float]:
         """Return the min_effect and the accuracy_margin of a cell."""
-        return self.overrides.get(cell.id, (self.min_effect, self.accuracy_margin))
+        general = (self.min_effect, self.accuracy_margin)
+        return self.overrides.get(cell.id, general)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +116,7 @@ class Match:
         return paired_trials(self.a, self.b)
 
     @property
-    def sides(self) -> tuple[tuple[str, CellResult], tuple[str, CellResult]]:
+    def sides(self) -> Sequence[tuple[str, CellResult]]:
         """The two cells with the letters that messages call them by."""
         return ("A", self.a), ("B", self.b)
 
@@ -156,7 +160,10 @@ class CellComparison:
     @property
     def verdicts(self) -> list[MetricVerdict]:
         """The verdicts on all matches, in the order of the matches."""
-        return [verdict for match in self.matches for verdict in match.verdicts]
+        verdicts: list[MetricVerdict] = []
+        for match in self.matches:
+            verdicts += match.verdicts
+        return verdicts
 
     @property
     def exit_code(self) -> int:
@@ -187,22 +194,34 @@ def compare(a: Side, other_sides: Sequence[Side], rules: Rules) -> CellCompariso
     for b in other_sides:
         cells_b = _cells_by_key(b, rules.across)
         if cells_a.keys().isdisjoint(cells_b):
-            first_a, first_b = a.cells[0].cell, b.cells[0].cell
-            differing = setting_differences(first_a, first_b, rules.across)
-            suggested = ",".join([*rules.across, *differing])
-            raise BadInput(
-                f"{a.name} and {b.name} have no cell in common; their first cells differ in"
-                f" {', '.join(differing)}; if that is the question: --across {suggested}"
-            )
+            raise _no_common_cell(a, b, rules.across)
         for key, cell in cells_a.items():
-            if key in cells_b:
-                matches.append(Match(a=cell, b=cells_b[key], a_side=a.name, b_side=b.name))
-            else:
+            if key not in cells_b:
                 missing.append(f"{cell.cell.label}: only in {a.name}")
+                continue
+            match = Match(
+                a=cell,
+                b=cells_b[key],
+                a_side=a.name,
+                b_side=b.name,
+            )
+            matches.append(match)
         for key, cell in cells_b.items():
             if key not in cells_a:
                 missing.append(f"{cell.cell.label}: only in {b.name}")
     return _judge_matches(matches, missing, rules)
+
+
+def _no_common_cell(a: Side, b: Side, across: Sequence[str]) -> BadInput:
+    """Return the error for two sides of which no cells match, with what their first cells differ in."""
+    first_a, first_b = a.cells[0].cell, b.cells[0].cell
+    differing = setting_differences(first_a, first_b, across)
+    listed = ", ".join(differing)
+    suggested = ",".join([*across, *differing])
+    return BadInput(
+        f"{a.name} and {b.name} have no cell in common; their first cells differ in"
+        f" {listed}; if that is the question: --across {suggested}"
+    )
 
 
 def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
@@ -219,15 +238,20 @@ def compare_by(side: Side, axes: Sequence[str], rules: Rules) -> CellComparison:
             together.append(axis)
     matches = _match_with_first(side, together)
     if not matches:
+        by = ",".join(axes)
         varying = ", ".join(varying_axes(cells)) or "nothing: its cells differ in no axis"
         raise BadInput(
-            f"--by {','.join(axes)}: found no cells of {side.name} that differ in that only;"
+            f"--by {by}: found no cells of {side.name} that differ in that only;"
             f" its cells differ in {varying}"
         )
     return _judge_matches(matches, [], rules)
 
 
-def _follows(cells: Sequence[Cell], axis: str, axes: Sequence[str]) -> bool:
+def _follows(
+    cells: Sequence[Cell],
+    axis: str,
+    axes: Sequence[str],
+) -> bool:
     """Return whether cells of a workload that are equal in `axes` are equal in `axis` too."""
     levels: dict[Sequence[Hashable], Hashable] = {}
     for cell in cells:
@@ -245,8 +269,15 @@ def _match_with_first(side: Side, across: Collection[str]) -> list[Match]:
     for cell in side.cells:
         key = matching_key(cell.cell, across)
         reference = first.setdefault(key, cell)
-        if reference is not cell:
-            matches.append(Match(a=reference, b=cell, a_side=side.name, b_side=side.name))
+        if reference is cell:
+            continue
+        match = Match(
+            a=reference,
+            b=cell,
+            a_side=side.name,
+            b_side=side.name,
+        )
+        matches.append(match)
     return matches
 
 
@@ -262,11 +293,16 @@ def against_first(side: Side) -> CellComparison:
     return _judge_matches(matches, [], Rules(across=("hardware",)))
 
 
-def check_across(names: Sequence[str], allowed: Iterable[str], option: str = "--across") -> None:
+def check_across(
+    names: Sequence[str],
+    allowed: Iterable[str],
+    option: str = "--across",
+) -> None:
     """Raise BadInput for a name that is no difference between cells."""
     for name in names:
         if name not in allowed:
-            raise BadInput(f"{option}: found {name!r}; {did_you_mean(name, allowed)}")
+            suggestion = did_you_mean(name, allowed)
+            raise BadInput(f"{option}: found {name!r}; {suggestion}")
 
 
 def matching_key(cell: Cell, across: Collection[str]) -> str:
@@ -280,7 +316,8 @@ def matching_key(cell: Cell, across: Collection[str]) -> str:
 
 def _is_across(name: str, across: Collection[str]) -> bool:
     """Return whether a setting, or the section that it is in, is among `across`."""
-    return name in across or name.partition(".")[0] in across
+    section, _, _ = name.partition(".")
+    return name in across or section in across
 
 
 def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
@@ -290,8 +327,9 @@ def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
         key = matching_key(cell.cell, across)
         same = by_key.setdefault(key, cell)
         if same is not cell:
+            listed = ",".join(across)
             raise BadInput(
-                f"--across {','.join(across)}: {side.name} has {same.cell.label} and"
+                f"--across {listed}: {side.name} has {same.cell.label} and"
                 f" {cell.cell.label}, which differ in nothing else; name one of them, or compare"
                 " within one sweep with --by"
             )
@@ -299,7 +337,9 @@ def _cells_by_key(side: Side, across: Sequence[str]) -> dict[str, CellResult]:
 
 
 def setting_differences(
-    cell: Cell, other: Cell, across: Sequence[str] = ()
+    cell: Cell,
+    other: Cell,
+    across: Sequence[str] = (),
 ) -> dict[str, tuple[Any, Any]]:
     """Return both values of each setting in which two cells differ, except those in `across`.
 
@@ -309,8 +349,9 @@ def setting_differences(
     other_settings = identity_settings(other)
     differences = {}
     for name in {**settings, **other_settings}:
-        is_equal = settings.get(name, ABSENT) == other_settings.get(name, ABSENT)
-        if is_equal or _is_across(name, across):
+        value = settings.get(name, ABSENT)
+        other_value = other_settings.get(name, ABSENT)
+        if value == other_value or _is_across(name, across):
             continue
         if not is_setting(name) or name in cell.workload.file_digests:
             differences[name] = settings.get(name), other_settings.get(name)
@@ -338,30 +379,42 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
     if hardware_a != hardware_b or len(hardware_a) > 1:
         kinds_a = " and ".join(hardware_a)
         kinds_b = " and ".join(hardware_b)
-        lines.append(f"hardware: {kinds_a} ({name_a}), {kinds_b} ({name_b})")
+        line = f"hardware: {kinds_a} ({name_a}), {kinds_b} ({name_b})"
         if "hardware" not in across:
             raise BadInput(
-                f"{a.cell.label}: other hardware: {lines[0]}; if that is the question: --across hardware"
+                f"{a.cell.label}: other hardware: {line}; if that is the question: --across hardware"
             )
-    from_axes: list[str] = []  # which follow from axes in which the cells differ
-    for axis in differing_axes(a.cell, b.cell):
-        from_axes += FIELDS_OF_AXES.get(axis, ())
-        from_axes.append(f"variables.{axis.removeprefix(PREFIX)}")
+        lines.append(line)
+    explained = _fields_of_axes(differing_axes(a.cell, b.cell))
     for difference in differences(a.conditions, b.conditions):
-        if not difference.field.startswith(tuple(from_axes)):
-            value_a, value_b = shown(difference.a), shown(difference.b)
-            lines.append(f"{difference.field}: {value_a} ({name_a}), {value_b} ({name_b})")
+        if difference.field.startswith(explained):
+            continue
+        value_a, value_b = shown(difference.a), shown(difference.b)
+        lines.append(f"{difference.field}: {value_a} ({name_a}), {value_b} ({name_b})")
     return lines
 
 
+def _fields_of_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    """Return what the fields begin with that differ because these axes do."""
+    prefixes: list[str] = []
+    for axis in axes:
+        prefixes += FIELDS_OF_AXES.get(axis, ())
+        prefixes.append(f"variables.{axis.removeprefix(PREFIX)}")
+    return tuple(prefixes)
+
+
 def _judge_matches(
-    matches: Sequence[Match], unmatched: Sequence[str], rules: Rules
+    matches: Sequence[Match],
+    unmatched: Sequence[str],
+    rules: Rules,
 ) -> CellComparison:
     """Return the comparison of these matches, with verdicts over all their metrics together.
 
     `unmatched` are messages on cells that only one side has.
     """
-    missing, notes, differing = list(unmatched), [], []
+    missing = list(unmatched)
+    notes: list[str] = []
+    differing: list[str] = []
     questions: list[Question] = []
     counts = []  # of the questions on each match
     for match in matches:
@@ -374,7 +427,8 @@ def _judge_matches(
     verdicts = iter(judge(questions))
     judged = []
     for match, count in zip(matches, counts, strict=True):
-        judged.append(replace(match, verdicts=list(islice(verdicts, count))))
+        on_metrics = list(islice(verdicts, count))
+        judged.append(replace(match, verdicts=on_metrics))
     return CellComparison(
         matches=judged,
         differences=list(dict.fromkeys(differing)),
@@ -404,15 +458,24 @@ def _ask(match: Match, rules: Rules) -> tuple[list[Question], list[str]]:
             problems.append(steps)
     if speed is None:
         problems.append(_describe_unmeasured(match))
-    elif accuracy is None and (a.target or b.target):
-        problems.append("no target metric that both sides have")
-    if speed is not None and a.trials == b.trials:
-        problems.append("both sides are the same trials, so there is nothing to compare")
+    else:
+        if accuracy is None and (a.target or b.target):
+            problems.append("no target metric that both sides have")
+        if a.trials == b.trials:
+            problems.append("both sides are the same trials, so there is nothing to compare")
+        problems += _describe_incomplete(match)
+    return questions, [f"{b.cell.label}: {problem}" for problem in problems]
+
+
+def _describe_incomplete(match: Match) -> list[str]:
+    """Return how many trials of each side could have changed the verdict: `2 failed trials of A`."""
+    incomplete = []
     for letter, side in match.sides:
         for status, count in side.left_out.items():
-            if speed is not None and status != "invalid":
-                problems.append(f"{counted(count, f'{status} trial')} of {letter}")
-    return questions, [f"{b.cell.label}: {problem}" for problem in problems]
+            if status != "invalid":
+                trials = counted(count, f"{status} trial")
+                incomplete.append(f"{trials} of {letter}")
+    return incomplete
 
 
 def _describe_unmeasured(match: Match) -> str:
@@ -423,7 +486,8 @@ def _describe_unmeasured(match: Match) -> str:
             reason = side.describe_left_out() or "too few steps"
             unmeasured.append(f"{letter} ({reason})")
     if unmeasured:
-        return f"no measured throughput in {' and '.join(unmeasured)}"
+        listed = " and ".join(unmeasured)
+        return f"no measured throughput in {listed}"
     units = f"{match.a.throughput_unit} in A and {match.b.throughput_unit} in B"
     return f"throughput is in {units}, which can't be compared"
 
@@ -437,8 +501,9 @@ def _notes(match: Match, questions: Sequence[Question]) -> list[str]:
         if estimate.unit == "trials":
             notes.append(NOT_INTERLEAVED)
         elif estimate.unit == "sessions" and estimate.standard_error is None:
+            sessions = counted(estimate.count, "session")
             notes.append(
-                f"{label}: the baseline has {counted(estimate.count, 'session')}; a verdict on speed"
+                f"{label}: the baseline has {sessions}; a verdict on speed"
                 f" takes {FEWEST_SESSIONS}, saved at different times"
             )
     if match.has_other_lanes:

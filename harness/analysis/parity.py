@@ -80,17 +80,20 @@ class CellParity:
             return self.tensor_rung
         if self.seeds.outcome == "inconclusive":
             return None
-        return "equivalent" if self.seeds.outcome == "same" else "different"
+        if self.seeds.outcome == "same":
+            return "equivalent"
+        return "different"
 
     def reaches(self, lowest: Rung, *, is_fp64_known: bool) -> bool | None:
         """Return whether it is on `lowest` or a higher rung, None if that is unknown."""
         if self.failure is not None:
             return False
-        if self.rung == "equivalent" and lowest == "rounding" and not is_fp64_known:
+        is_rounding_open = lowest == "rounding" and not is_fp64_known
+        if self.rung == "equivalent" and is_rounding_open:
             return None  # it may be on the rung above
         if self.rung is not None:
             return at_least(self.rung, lowest)
-        if lowest == "bitwise" or (lowest == "rounding" and is_fp64_known):
+        if lowest in ("bitwise", "rounding") and not is_rounding_open:
             return False
         return None
 
@@ -114,7 +117,10 @@ class SweepParity:
 
     def of(self, cell: Cell) -> CellParity | None:
         """Return the parity of a cell, None for a reference and for a cell that was not measured."""
-        return next((parity for parity in self.cells if parity.cell.id == cell.id), None)
+        for parity in self.cells:
+            if parity.cell.id == cell.id:
+                return parity
+        return None
 
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
@@ -157,7 +163,10 @@ def with_seeds(parity: SweepParity, results: Sequence[CellResult]) -> SweepParit
             questions[cell.cell.id] = question
     verdicts = judge(list(questions.values()))
     by_id = dict(zip(questions, verdicts, strict=True))
-    cells = [replace(cell, seeds=by_id.get(cell.cell.id)) for cell in parity.cells]
+    cells = []
+    for cell in parity.cells:
+        seeds = by_id.get(cell.cell.id)
+        cells.append(replace(cell, seeds=seeds))
     return replace(parity, cells=cells)
 
 
@@ -182,4 +191,6 @@ def read_known_parity(folder: SweepFolder, results: Sequence[CellResult]) -> Swe
         parity = read_parity(folder)
     except BadInput:
         return None
-    return None if parity is None else with_seeds(parity, results)
+    if parity is None:
+        return None
+    return with_seeds(parity, results)

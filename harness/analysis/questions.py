@@ -75,8 +75,9 @@ def throughput_question(a: CellResult, b: CellResult, min_effect: float) -> Ques
     pairs = _interleaved_pairs(a, b)
     if a.sessions or b.sessions:
         logs_a, logs_b = _session_logs(a), _session_logs(b)
+        between = between_sessions(logs_a, logs_b)
         within = unpaired(a.independent_logs, b.independent_logs)
-        estimate = wider(between_sessions(logs_a, logs_b), within)
+        estimate = wider(between, within)
     elif pairs:
         log_ratios = [math.log(rate_b / rate_a) for rate_a, rate_b in pairs]
         estimate = paired(log_ratios)
@@ -112,7 +113,9 @@ def _interleaved_pairs(a: CellResult, b: CellResult) -> list[tuple[float, float]
             pairs.append((trial_a, trial_b))
             throughputs.append((trial_a.throughput, trial_b.throughput))
     has_same_hardware = set(a.hardware) == set(b.hardware)
-    if len(pairs) < 2 or not has_same_hardware or not _are_interleaved(pairs):
+    if len(pairs) < 2 or not has_same_hardware:
+        return []
+    if not _are_interleaved(pairs):
         return []
     return throughputs
 
@@ -127,7 +130,8 @@ def _are_interleaved(pairs: Sequence[TrialPair]) -> bool:
     by_nodes: dict[frozenset[str], list[TrialPair]] = {}
     starts_a, starts_b = [], []
     for a, b in pairs:
-        if not a.lanes == b.lanes == lanes or not _ran_on_same_nodes(a, b):
+        has_same_lanes = a.lanes == b.lanes == lanes
+        if not has_same_lanes or not _ran_on_same_nodes(a, b):
             return False
         nodes = frozenset([*a.hosts, *b.hosts])
         by_nodes.setdefault(nodes, []).append((a, b))
@@ -160,11 +164,12 @@ def _are_in_turn(pairs: Sequence[TrialPair], lanes: int) -> bool:
     pairs `distance` blocks apart.
     """
     distance = 1 if lanes == 1 else 2 * lanes
-    starts = sorted(sorted((a.started, b.started)) for a, b in pairs)
-    for (_, last_start), (later_start, _) in zip(starts, starts[distance:], strict=False):
-        if last_start > later_start:
-            return False
-    return True
+    starts = []
+    for a, b in pairs:
+        starts.append(sorted((a.started, b.started)))
+    starts.sort()
+    pairs_apart = zip(starts, starts[distance:], strict=False)
+    return all(max(earlier) <= min(later) for earlier, later in pairs_apart)
 
 
 def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | None:
@@ -174,15 +179,11 @@ def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | N
     seeds that both sides have, as far as there are any. None if the sides have no metric in common.
     """
     seeds_a, seeds_b = a.metric_by_seed, b.metric_by_seed
-    if a.target is None or a.target != b.target or not seeds_a or not seeds_b:
+    if a.target is None or a.target != b.target:
+        return None
+    if not seeds_a or not seeds_b:
         return None
     name = a.target.name
-    # The step by which a metric moves that is counted over test samples; None if unknown.
-    counts = [trial.test_samples for trial in (*a.trials, *b.trials)]
-    known_counts = list(filter(None, counts))
-    resolution = None
-    if len(known_counts) == len(counts):
-        resolution = 1 / min(known_counts)
     common = seeds_a.keys() & seeds_b.keys()
     return Question(
         metric=Metric(
@@ -193,10 +194,20 @@ def metric_question(a: CellResult, b: CellResult, margin: float) -> Question | N
             better=f"better {name}",
             worse=f"worse {name}",
         ),
-        estimate=_estimate_over_seeds(a, b, seeds_a, seeds_b, resolution),
+        estimate=_estimate_over_seeds(a, b, seeds_a, seeds_b, _resolution(a, b)),
         mean_a=_mean(seeds_a, common or seeds_a),
         mean_b=_mean(seeds_b, common or seeds_b),
     )
+
+
+def _resolution(a: CellResult, b: CellResult) -> float | None:
+    """Return the step by which a metric moves that is counted over test samples, None if unknown."""
+    counts = []
+    for trial in (*a.trials, *b.trials):
+        if not trial.test_samples:
+            return None
+        counts.append(trial.test_samples)
+    return 1 / min(counts)
 
 
 def steps_question(a: CellResult, b: CellResult, goal: float) -> Question | str:
@@ -230,7 +241,7 @@ def steps_question(a: CellResult, b: CellResult, goal: float) -> Question | str:
 
 def _mean(values: Mapping[int, float], seeds: Iterable[int]) -> float:
     """Return the mean of the values of some seeds."""
-    return fmean(values[seed] for seed in seeds)
+    return fmean(map(values.__getitem__, seeds))
 
 
 def steps_by_seed(cell: CellResult, goal: float) -> dict[int, float]:
@@ -266,7 +277,10 @@ def _estimate_over_seeds(
     """
     if are_identical(a, b):
         return certain_zero(len(a.trials))
-    differences = [values_b[seed] - values_a[seed] for seed in values_a if seed in values_b]
+    differences = []
+    for seed, value in values_a.items():
+        if seed in values_b:
+            differences.append(values_b[seed] - value)
     all_a = list(values_a.values())
     all_b = list(values_b.values())
     estimate = paired(differences) if differences else unpaired(all_a, all_b)
@@ -279,7 +293,8 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
     The metric is compared too, because the same parameters may have been evaluated otherwise.
     """
     pairs = paired_trials(a, b)
-    if not pairs or not len(pairs) == len(a.trials) == len(b.trials):
+    all_are_paired = len(pairs) == len(a.trials) == len(b.trials)
+    if not pairs or not all_are_paired:
         return False
     if same_bits(pairs) < len(pairs):
         return False
@@ -287,7 +302,9 @@ def are_identical(a: CellResult, b: CellResult) -> bool:
 
 
 def with_smallest_step(
-    estimate: Estimate, values: Sequence[float], resolution: float | None = None
+    estimate: Estimate,
+    values: Sequence[float],
+    resolution: float | None = None,
 ) -> Estimate:
     """Return the estimate with a standard error of at least the smallest step between the values.
 

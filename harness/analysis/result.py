@@ -213,7 +213,10 @@ class CellResult:
     @cached_property
     def target(self) -> TargetMetric | None:
         """The target metric, None where no trial is done."""
-        return next((trial.target for trial in self.trials if trial.target is not None), None)
+        for trial in self.trials:
+            if trial.target is not None:
+                return trial.target
+        return None
 
     @cached_property
     def hardware(self) -> Sequence[str]:
@@ -245,16 +248,21 @@ class CellResult:
     @cached_property
     def log_throughputs(self) -> Sequence[float]:
         """The logarithm of the throughput of each measured trial."""
-        return [math.log(trial.throughput) for trial in self.trials if trial.throughput]
+        logs = []
+        for trial in self.trials:
+            if trial.throughput:
+                logs.append(math.log(trial.throughput))
+        return logs
 
     @cached_property
     def independent_logs(self) -> Sequence[float]:
         """The log throughputs that count as independent values, where pairs do not cancel seeds.
 
-        Repeats of a seed are averaged first and count once (`harness.statistics.trials`).
+        Repeats of a seed are averaged first and count once (`mean_by_seed`).
         """
         seeds = [trial.seed for trial in self.measured_trials]
-        return list(mean_by_seed(self.log_throughputs, seeds).values())
+        means = mean_by_seed(self.log_throughputs, seeds)
+        return list(means.values())
 
     @cached_property
     def throughput(self) -> Interval | None:
@@ -308,7 +316,9 @@ class CellResult:
     @cached_property
     def conditions(self) -> Mapping[str, str]:
         """The code of its workload and what its trials ran with; a field has all of its values."""
-        table = {name: as_text(value) for name, value in code_fields(self.cell).items()}
+        table = {}
+        for name, value in code_fields(self.cell).items():
+            table[name] = as_text(value)
         for name, values in self.environment.items():
             table[name] = " and ".join(sorted(values))
         return table
@@ -332,7 +342,8 @@ class CellResult:
 
 
 def mean_over_seeds(
-    trials: Sequence[TrialRow], value_of: Callable[[TrialRow], float | None]
+    trials: Sequence[TrialRow],
+    value_of: Callable[[TrialRow], float | None],
 ) -> dict[int, float]:
     """Return the mean of a value over the repeats of each seed, without the trials that lack it."""
     values, seeds = [], []
@@ -353,11 +364,18 @@ def _without_bounds_of_few(interval: Interval) -> Interval:
 
 def aggregate(records: Sequence[Record]) -> list[CellResult]:
     """Return the cells of some records in order of appearance, each with all its trials."""
-    by_cell = group_by_cell(records)
-    return [cell_result(of_cell[0].trial.cell, of_cell) for of_cell in by_cell.values()]
+    results = []
+    for of_cell in group_by_cell(records).values():
+        cell = of_cell[0].trial.cell
+        results.append(cell_result(cell, of_cell))
+    return results
 
 
-def cell_result(cell: Cell, records: Sequence[Record], unrecorded: int = 0) -> CellResult:
+def cell_result(
+    cell: Cell,
+    records: Sequence[Record],
+    unrecorded: int = 0,
+) -> CellResult:
     """Return the result of a cell from the records of its trials, and how many have left none.
 
     Trials that are not done are only counted, by their status.
@@ -377,7 +395,12 @@ def cell_result(cell: Cell, records: Sequence[Record], unrecorded: int = 0) -> C
                 values.append(text)
     if unrecorded:
         left_out[UNRECORDED] = unrecorded
-    return CellResult(cell=cell, trials=trials, left_out=dict(left_out), environment=environment)
+    return CellResult(
+        cell=cell,
+        trials=trials,
+        left_out=dict(left_out),
+        environment=environment,
+    )
 
 
 @lru_cache(KEPT_ENVIRONMENTS)

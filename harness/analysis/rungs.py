@@ -25,7 +25,7 @@ import numpy as np
 
 from harness.core.validation import finite
 from harness.records.format import Amount, Number, Ordinal
-from harness.records.record import Numbers, Record
+from harness.records.record import Evaluation, Numbers, Record
 
 Rung = Literal["bitwise", "rounding", "equivalent", "different"]
 RUNGS: Sequence[Rung] = ("bitwise", "rounding", "equivalent", "different")  # most alike first
@@ -74,13 +74,16 @@ def floats_apart(bits_a: Numbers, bits_b: Numbers) -> Numbers:
     """
     ordered_a = _ordered_bits(bits_a)
     ordered_b = _ordered_bits(bits_b)
-    apart: Numbers = np.maximum(ordered_a, ordered_b) - np.minimum(ordered_a, ordered_b)
+    upper = np.maximum(ordered_a, ordered_b)
+    lower = np.minimum(ordered_a, ordered_b)
+    apart: Numbers = upper - lower
     return apart
 
 
 def _ordered_bits(bits: Numbers) -> Numbers:
     """Return unsigned integers that are ordered as the floats with these bits are."""
-    sign = np.uint64(1 << (8 * bits.dtype.itemsize - 1))
+    sign_bit = 8 * bits.dtype.itemsize - 1
+    sign = np.uint64(1 << sign_bit)
     bits = bits.astype(np.uint64)
     is_negative = (bits & sign) != 0
     mirrored = sign - (bits ^ sign)
@@ -88,7 +91,13 @@ def _ordered_bits(bits: Numbers) -> Numbers:
     return ordered
 
 
-def fp64_excess(error_a: float, error_b: float, *, is_noisy: bool, rounding: float) -> float:
+def fp64_excess(
+    error_a: float,
+    error_b: float,
+    *,
+    is_noisy: bool,
+    rounding: float,
+) -> float:
     """Return the larger of two errors over what the fp64 rule allows: the rule holds up to 1.
 
     The errors are root mean squares against one run in double precision. The larger one may be
@@ -96,12 +105,12 @@ def fp64_excess(error_a: float, error_b: float, *, is_noisy: bool, rounding: flo
     the smaller may be 0 by chance; all are in the same unit. So it does not matter which of the two
     results is called the reference.
     """
-    factor = FACTOR_OF_FEW if is_noisy else FACTOR
     if not math.isfinite(error_a) or not math.isfinite(error_b):
         return math.inf
-    larger, smaller = max(error_a, error_b), min(error_a, error_b)
+    smaller, larger = sorted((error_a, error_b))
     if larger == 0:
         return 0.0
+    factor = FACTOR_OF_FEW if is_noisy else FACTOR
     allowed = factor * smaller + rounding
     return larger / allowed if allowed > 0 else math.inf
 
@@ -114,7 +123,12 @@ def fp64_repeats(error: float, scale: float) -> bool:
     return error <= FP32_EPSILON * scale
 
 
-def meets_fp64_rule(a: Numbers, b: Numbers, exact: Numbers, relative_rounding: float) -> bool:
+def meets_fp64_rule(
+    a: Numbers,
+    b: Numbers,
+    exact: Numbers,
+    relative_rounding: float,
+) -> bool:
     """Return whether rounding errors explain the difference of two rows, by the fp64 rule.
 
     `relative_rounding` is a share of the row's scale, the root mean square of `exact`. Rows of other
@@ -171,10 +185,14 @@ class TensorDistance:
             return None
         dtypes = {self.dtype, self.reference_dtype or self.dtype}
         is_small = math.prod(self.shape) < FEW_NUMBERS
-        is_noisy = is_small or not HALF_TYPES.isdisjoint(dtypes)
+        has_half_type = not HALF_TYPES.isdisjoint(dtypes)
         epsilon = max(EPSILONS.get(dtype, 0.0) for dtype in dtypes)
-        rounding = epsilon * self.scale
-        return fp64_excess(self.error, self.reference_error, is_noisy=is_noisy, rounding=rounding)
+        return fp64_excess(
+            self.error,
+            self.reference_error,
+            is_noisy=is_small or has_half_type,
+            rounding=epsilon * self.scale,
+        )
 
     @property
     def is_within_fp64_rule(self) -> bool:
@@ -285,26 +303,36 @@ def evidence_of_record(record: Record) -> Evidence:
         if result.loss is None:
             continue
         if result.random_digest is not None:
-            random[f"rank {result.rank} after step {len(result.loss)}"] = result.random_digest
+            steps = len(result.loss)
+            random[f"rank {result.rank} after step {steps}"] = result.random_digest
         # A script may report no losses, or only those of some steps; the others are NaN.
         reported = np.flatnonzero(~np.isnan(result.loss))
         if len(reported):
             losses = Row(steps=reported + 1, values=result.loss[reported])
             rows[f"loss of rank {result.rank}"] = losses
-    metrics: dict[str, dict[int, float]] = {}
-    for evaluation in record.rank0.evaluations:
-        for name, value in evaluation.all_metrics.items():
-            metrics.setdefault(name, {})[evaluation.step] = float(value)
-    for name, by_step in metrics.items():
-        steps = np.array(list(by_step))
-        values = np.array(list(by_step.values()))
-        rows[f"evaluation's {name}"] = Row(steps=steps, values=values)
+    for name, row in _metric_rows(record.rank0.evaluations).items():
+        rows[f"evaluation's {name}"] = row
     return Evidence(
         order=record.order_digest,
         parameters=record.rank0.parameter_digest,
         random=random,
         rows=rows,
     )
+
+
+def _metric_rows(evaluations: Sequence[Evaluation]) -> dict[str, Row]:
+    """Return the row of each metric of some evaluations, by its name."""
+    metrics: dict[str, dict[int, float]] = {}
+    for evaluation in evaluations:
+        for name, value in evaluation.all_metrics.items():
+            by_step = metrics.setdefault(name, {})
+            by_step[evaluation.step] = float(value)
+    rows = {}
+    for name, by_step in metrics.items():
+        steps = np.array(list(by_step))
+        values = np.array(list(by_step.values()))
+        rows[name] = Row(steps=steps, values=values)
+    return rows
 
 
 def compare_evidence(
@@ -354,14 +382,21 @@ def compare_evidence(
 
 
 def _describe_first(
-    recorded: Evidence, again: Evidence, steps: Mapping[str, int]
+    recorded: Evidence,
+    again: Evidence,
+    steps: Mapping[str, int],
 ) -> RerunDifference | None:
     """Return the first difference in the order of computation, None if there is none.
 
     `steps` has the first step at which a row differs.
     """
     if recorded.order and again.order and recorded.order != again.order:
-        return RerunDifference(subject=ORDER, step=None, recorded=recorded.order, again=again.order)
+        return RerunDifference(
+            subject=ORDER,
+            step=None,
+            recorded=recorded.order,
+            again=again.order,
+        )
     if steps:
         first = min(steps, key=steps.__getitem__)
         return RerunDifference(
@@ -372,7 +407,10 @@ def _describe_first(
         )
     if recorded.parameters != again.parameters:
         return RerunDifference(
-            subject=PARAMETERS, step=None, recorded=recorded.parameters, again=again.parameters
+            subject=PARAMETERS,
+            step=None,
+            recorded=recorded.parameters,
+            again=again.parameters,
         )
     return None
 
@@ -386,7 +424,9 @@ def _first_difference(a: Row, b: Row) -> int | None:
     differ = _differ(a.values[in_a], b.values[in_b])
     only_one_has = np.setxor1d(a.steps, b.steps)
     differing = np.concatenate([steps[differ], only_one_has])
-    return int(differing.min()) if len(differing) else None
+    if not len(differing):
+        return None
+    return int(differing.min())
 
 
 def _differ(a: Numbers, b: Numbers) -> Numbers:
@@ -432,11 +472,15 @@ def _largest_relative_gap(a: Row, b: Row) -> float:
         gaps = np.abs(values_a - values_b)
         shares = np.zeros_like(gaps)
         np.divide(gaps, scales, out=shares, where=scales > 0)
-    return float(np.nan_to_num(shares, nan=np.inf).max(initial=0))
+    known_shares = np.nan_to_num(shares, nan=np.inf)
+    return float(known_shares.max(initial=0))
 
 
 def _are_rounding_errors(
-    recorded: Evidence, again: Evidence, exact: Evidence, least_rounding: float
+    recorded: Evidence,
+    again: Evidence,
+    exact: Evidence,
+    least_rounding: float,
 ) -> bool:
     """Return whether rounding errors explain the differences of all rows of numbers.
 
@@ -445,8 +489,9 @@ def _are_rounding_errors(
     error of all numbers of the trial together.
     """
     rows = [name for name in recorded.rows if name in again.rows]
-    errors = [_relative_error(trial, exact, rows) for trial in (recorded, again)]
-    rounding = max(min(errors), least_rounding)
+    error = _relative_error(recorded, exact, rows)
+    error_again = _relative_error(again, exact, rows)
+    rounding = max(min(error, error_again), least_rounding)
     for name in rows:
         a, b = recorded.rows[name], again.rows[name]
         if not np.array_equal(a.steps, b.steps):
@@ -475,4 +520,6 @@ def _relative_error(trial: Evidence, exact: Evidence, rows: Sequence[str]) -> fl
         scale = root_mean_square(exact_values)
         if scale > 0:
             errors.append((values - exact_values) / scale)
-    return root_mean_square(np.concatenate(errors)) if errors else 0.0
+    if not errors:
+        return 0.0
+    return root_mean_square(np.concatenate(errors))

@@ -31,7 +31,11 @@ FORMS = (
 )
 
 
-def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) -> list[Side]:
+def select(
+    results: Results,
+    names: Sequence[str],
+    loaded: Sequence[Side] = (),
+) -> list[Side]:
     """Return the results that each name stands for, as `FORMS` lists them.
 
     `baseline` depends on the other names, and on the sides that were `loaded` before. Raises BadInput for
@@ -46,7 +50,8 @@ def select(results: Results, names: Sequence[str], loaded: Sequence[Side] = ()) 
         others: list[CellResult] = []
         for side in (*sides.values(), *loaded):
             others += side.cells
-        sides[BASELINE] = Side(name=BASELINE, cells=_baselines_of(results, others))
+        baselines = _baselines_of(results, others)
+        sides[BASELINE] = Side(name=BASELINE, cells=baselines)
     return list(map(sides.__getitem__, names))
 
 
@@ -66,11 +71,12 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
         if not hardware or path.parent.name in hardware:
             baselines.append(baseline.read(path))
     if not baselines:
-        kinds = ", ".join(sorted({path.parent.name for path in paths}))
+        kinds = {path.parent.name for path in paths}
+        allowed = ", ".join(sorted(kinds)) or "nothing"
         wanted = " or ".join(sorted(hardware)) or "any hardware"
         raise BadInput(
             f"{results.baselines}: found no baseline of {wanted};"
-            f" allowed: {kinds or 'nothing'}; harness baseline SWEEP makes one"
+            f" allowed: {allowed}; harness baseline SWEEP makes one"
         )
     return _related(baselines, others) or baselines
 
@@ -80,7 +86,8 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
     ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     sweeps: set[str] = set()
     for result in others:
-        ran_on.setdefault(result.cell.settings_id, set()).update(result.hardware)
+        hardware = ran_on.setdefault(result.cell.settings_id, set())
+        hardware.update(result.hardware)
         sweeps.update(trial.sweep for trial in result.trials)
     related: dict[str, CellResult] = {}
     for result in baselines:
@@ -88,8 +95,8 @@ def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> l
         is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
         if settings_id in ran_on or is_of_sweep:
             related.setdefault(settings_id, result)
-        same_hardware = ran_on.get(settings_id, set()).intersection(result.hardware)
-        if same_hardware:
+        hardware = ran_on.get(settings_id, set())
+        if not hardware.isdisjoint(result.hardware):
             related[settings_id] = result
     return list(related.values())
 
@@ -147,8 +154,9 @@ def _records_of_cell(results: Results, name: str) -> Named:
     Raises BadInput if none of the sweeps that have run has it, or several have.
     """
     by_sweep: dict[Path, list[Path]] = {}
-    pattern = f"*/{glob.escape(name)}"
-    folders = [*results.runs.glob(pattern), *results.runs.glob(f"{pattern}-s*-r*")]
+    of_trial = f"*/{glob.escape(name)}"
+    of_cell = f"{of_trial}-s*-r*"
+    folders = [*results.runs.glob(of_trial), *results.runs.glob(of_cell)]
     for folder in sorted(folders):
         path = TrialFolder.newest(folder).record_path
         if path.exists():
@@ -160,8 +168,8 @@ def _records_of_cell(results: Results, name: str) -> Named:
             f"{name}: nothing of that name in {results.runs}; {suggestion}allowed: {FORMS}"
         )
     if len(by_sweep) > 1:
-        sweeps = [folder.name for folder in by_sweep]
-        raise BadInput(f"{name}: found in the sweeps {', '.join(sweeps)}; allowed: a path in one")
+        sweeps = ", ".join(folder.name for folder in by_sweep)
+        raise BadInput(f"{name}: found in the sweeps {sweeps}; allowed: a path in one")
     ((folder, paths),) = by_sweep.items()
     return _read_records(paths, folder)
 
@@ -173,7 +181,11 @@ def _read_records(paths: Sequence[Path], sweep_folder: Path) -> Named:
 
 
 def find_trial(
-    results: Results, name: str, only: Sequence[str] = (), *, best: bool = False
+    results: Results,
+    name: str,
+    only: Sequence[str] = (),
+    *,
+    best: bool = False,
 ) -> tuple[Record, Path]:
     """Return the one trial that a name stands for, and its folder.
 
@@ -207,11 +219,13 @@ def best_record(records: Sequence[Record], name: str) -> Record:
     Raises BadInput if no trial was done, and for trials of several workloads, whose metrics don't
     compare. `name` is what the trials were asked for by.
     """
-    workloads = dict.fromkeys(record.trial.cell.workload.label for record in records)
+    labels = [record.trial.cell.workload.label for record in records]
+    workloads = list(dict.fromkeys(labels))
     if len(workloads) > 1:
+        listed = ", ".join(workloads)
         raise BadInput(
-            f"--best: {name} has the workloads {', '.join(workloads)}, whose metrics don't compare;"
-            f" needed: --only workload={next(iter(workloads))}, or another"
+            f"--best: {name} has the workloads {listed}, whose metrics don't compare;"
+            f" needed: --only workload={workloads[0]}, or another"
         )
     best, best_score = None, -math.inf
     for record in records:
@@ -235,15 +249,20 @@ def _at_path(path: Path) -> Named:
     The path is that of a record or a baseline, of the folder of a trial or of a sweep, or of a
     folder of baselines. Raises BadInput for a folder that holds none of these.
     """
-    paths = [path]
-    if not path.is_file():
-        paths = SweepFolder(path).record_paths() or sorted(path.glob("*.json"))
-        newest = TrialFolder.newest(path).record_path
-        if newest.exists():
-            paths = [newest]
+    paths = _files_at(path)
     if not paths:
         raise BadInput(f"{path}: found neither records nor baselines; allowed: {FORMS}")
     if paths[0].name != RECORD:
         return Named(cells=list(map(baseline.read, paths)))
     trial_folder = TrialFolder.of_attempt(paths[0].absolute().parent)
     return _read_records(paths, trial_folder.path.parent)
+
+
+def _files_at(path: Path) -> list[Path]:
+    """Return the paths of the records or baselines at a path; of none, an empty list."""
+    if path.is_file():
+        return [path]
+    newest = TrialFolder.newest(path).record_path
+    if newest.exists():
+        return [newest]
+    return SweepFolder(path).record_paths() or sorted(path.glob("*.json"))

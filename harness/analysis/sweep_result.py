@@ -60,7 +60,8 @@ class SweepResult(Side):
         """The cells by the label of their workload."""
         workloads: dict[str, list[CellResult]] = {}
         for result in self.cells:
-            workloads.setdefault(result.cell.workload.label, []).append(result)
+            of_workload = workloads.setdefault(result.cell.workload.label, [])
+            of_workload.append(result)
         return workloads
 
     def done_records(self, cell: Cell) -> list[Record]:
@@ -147,7 +148,8 @@ class SweepResult(Side):
 
     def has_single_trials(self, workload: str) -> bool:
         """Return whether no measured cell of a workload has a second trial to show variation."""
-        return all(len(cell.measured_trials) < 2 for cell in self.ranking(workload))
+        measured = self.ranking(workload)
+        return all(len(cell.measured_trials) < 2 for cell in measured)
 
     def is_winner_certain(self, workload: str) -> bool:
         """Return whether the fastest cell of a workload is the winner, not merely ahead.
@@ -156,7 +158,8 @@ class SweepResult(Side):
         calls a cell the winner (the terminal's star, the report's badge, MLflow's description) asks
         this.
         """
-        if len(self.ranking(workload)) < 2 or self.has_single_trials(workload):
+        measured = self.ranking(workload)
+        if len(measured) < 2 or self.has_single_trials(workload):
             return False
         return not self.contenders(workload)
 
@@ -170,11 +173,13 @@ def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellRe
     interval that is shown of a difference which counts leaves out 1.
     """
     open_cells = []
+    level = ALPHA / max(1, len(slower))
     for cell in slower:
         question = throughput_question(cell, fastest, SPEED.min_effect)
         is_slower = False
-        if question is not None and question.estimate.p_change() <= ALPHA / len(slower):
-            is_slower = question.estimate.value >= question.metric.margins[1]
+        if question is not None and question.estimate.p_change() <= level:
+            _, upper_margin = question.metric.margins
+            is_slower = question.estimate.value >= upper_margin
         if not is_slower:
             open_cells.append(cell)
     return open_cells
@@ -188,9 +193,10 @@ def scaling_shares(cells: Sequence[CellResult]) -> dict[str, float]:
     single rank. A cell that is its own base has no share.
     """
     measured = [cell for cell in cells if cell.throughput is not None]
+    fewest_first = sorted(measured, key=lambda cell: cell.cell.axes.world_size)
     bases: dict[tuple[str, str], CellResult] = {}  # by the other settings and the strategy
     shares = {}
-    for cell in sorted(measured, key=lambda cell: cell.cell.axes.world_size):
+    for cell in fewest_first:
         axes = cell.cell.axes
         settings = matching_key(cell.cell, ("strategy", "world_size"))
         base = bases.setdefault((settings, axes.strategy), cell)
@@ -213,20 +219,30 @@ def attributions(side: Side) -> dict[str, Attribution]:
     varying = varying_axes(side.all_cells)  # others have no effect
     points: dict[str, list[TrialThroughput]] = {}
     for result in side.cells:
-        label = result.cell.workload.label
-        of_workload = points.setdefault(label, [])
-        levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in varying}
-        for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
-            of_trial = {**levels, LANES: str(trial.lanes)}
-            block = (trial.seed, trial.repeat)
-            point = TrialThroughput(levels=of_trial, block=block, value=value)
-            of_workload.append(point)
+        of_workload = points.setdefault(result.cell.workload.label, [])
+        of_workload += _trial_throughputs(result, varying)
     by_workload = {}
     for workload, of_workload in points.items():
-        attribution = attribute(of_workload) if of_workload else None
+        if not of_workload:
+            continue
+        attribution = attribute(of_workload)
         if attribution is not None and attribution.effects:
             by_workload[workload] = attribution
     return by_workload
+
+
+def _trial_throughputs(result: CellResult, axes: Sequence[str]) -> list[TrialThroughput]:
+    """Return the throughput of each measured trial of a cell, with its levels of these axes."""
+    levels: dict[str, Hashable] = {axis: result.cell.level(axis) for axis in axes}
+    points = []
+    for trial, value in zip(result.measured_trials, result.log_throughputs, strict=True):
+        point = TrialThroughput(
+            levels={**levels, LANES: str(trial.lanes)},
+            block=(trial.seed, trial.repeat),
+            value=value,
+        )
+        points.append(point)
+    return points
 
 
 def effects(side: Side) -> Mapping[str, Attribution]:
