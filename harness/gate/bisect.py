@@ -232,9 +232,9 @@ def only_cell(sweep: Sweep) -> Cell:
     """Return the only cell of a sweep; raises BadInput for one that has several."""
     if len(sweep.cells) == 1:
         return sweep.cells[0]
-    first = sweep.cells[0].id
+    cell_id = sweep.cells[0].id
     raise BadInput(
-        f"{sweep.source}: found {len(sweep.cells)} cells; allowed: one, as with --only cell={first}"
+        f"{sweep.source}: found {len(sweep.cells)} cells; allowed: one, as with --only cell={cell_id}"
     )
 
 

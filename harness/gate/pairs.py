@@ -121,10 +121,10 @@ class PairStarter:
         share = min(len(usable) // axes.world_size, wanted)
         if not share:
             return [usable] * axes.world_size
-        start = random.randrange(len(usable))
-        rotated = usable[start:] + usable[:start]
-        first_cores = range(0, axes.world_size * share, share)
-        return [rotated[first : first + share] for first in first_cores]
+        offset = random.randrange(len(usable))
+        rotated = usable[offset:] + usable[:offset]
+        starts = range(0, axes.world_size * share, share)
+        return [rotated[start : start + share] for start in starts]
 
     def _make_folder(self, key: str) -> TrialFolder:
         """Make an arm's folder with the assignment of its ranks, and return it.
