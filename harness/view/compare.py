@@ -30,17 +30,6 @@ def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[s
 
     With several sides B, a column says which of them a row is about.
     """
-    columns = ["cell", "side", "metric", "A", "B", "B against A", "pairs", "verdict"]
-    table = Table(columns, dict.fromkeys(["A", "B", "pairs"], "number"))
-    for match in comparison.matches:
-        label: str | None = _match_label(match)
-        side = match.b_side if len(b_names) > 1 else ""
-        for verdict in match.verdicts:
-            table.add_row(label, side, *_row(verdict))
-            label = side = ""  # only in the first row of a match
-        # Nothing about it is uncertain, so that it has no verdict.
-        bits = f"{same_bits(match.pairs)} of {len(match.pairs)}" if match.pairs else None
-        table.add_row("", side, "same bits", "", "", bits, "", "")
     sides: list[str | Styled] = [
         Styled("A ", "strong"),
         f"{a_name}   ",
@@ -59,18 +48,44 @@ def comparison_view(comparison: CellComparison, a_name: str, b_names: Sequence[s
         "lines": list(map(write, lines)),
         "rows": comparison_rows(comparison),
     }
-    return View(result=result, heading=[sides], tables=[table], lines=lines, exit_code=code)
+    table = _matches_table(comparison, names_sides=len(b_names) > 1)
+    return View(
+        result=result,
+        heading=[sides],
+        tables=[table],
+        lines=lines,
+        exit_code=code,
+    )
+
+
+def _matches_table(comparison: CellComparison, *, names_sides: bool) -> Table:
+    """Return a table with a row for each metric of each match, and one for the same bits."""
+    columns = ["cell", "side", "metric", "A", "B", "B against A", "pairs", "verdict"]
+    table = Table(columns, dict.fromkeys(["A", "B", "pairs"], "number"))
+    for match in comparison.matches:
+        label = _match_label(match)
+        side = match.b_side if names_sides else ""
+        for verdict in match.verdicts:
+            table.add_row(label, side, *_row(verdict))
+            label = side = ""  # only in the first row of a match
+        bits = None
+        if match.pairs:
+            bits = f"{same_bits(match.pairs)} of {len(match.pairs)}"
+        # Nothing about it is uncertain, so that it has no verdict.
+        table.add_row("", side, "same bits", "", "", bits, "", "")
+    return table
 
 
 def _match_label(match: Match) -> str:
     """Return the cell of B, with the settings of A's cell where they differ, as with `--by`."""
-    label = match.b.cell.label
-    if match.a.cell.settings_id == match.b.cell.settings_id:
-        return label
+    a = match.a.cell
+    b = match.b.cell
+    if a.settings_id == b.settings_id:
+        return b.label
     settings = []
-    for name, (value, _) in setting_differences(match.a.cell, match.b.cell).items():
+    for name, (value, _) in setting_differences(a, b).items():
         settings.append(f"{name}={axis_value(value)}")
-    return f"{label} against {' '.join(settings)}"
+    return f"{b.label} against {' '.join(settings)}"
 
 
 def _row(verdict: MetricVerdict) -> list[Value]:

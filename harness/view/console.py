@@ -57,7 +57,8 @@ class TerminalConsole(Console):
     def say(self, line: Value, *, wraps: bool = True) -> None:
         """Print a line; on a terminal it breaks between words unless it is a command or has a path."""
         text = as_text(line)
-        longest = max(map(len, text.plain.split()), default=0)
+        words = text.plain.split()
+        longest = max(map(len, words), default=0)
         is_whole = not wraps or not self.is_terminal or longest > self.width
         self.print(text, soft_wrap=is_whole)
 
@@ -81,7 +82,9 @@ class TerminalConsole(Console):
             left_out.append(column)
             rows = table.drawn(left_out)
         while rows[0]:
-            least = [size.minimum if table.wraps else size.maximum for size in sizes(rows)]
+            least = []
+            for size in sizes(rows):
+                least.append(size.minimum if table.wraps else size.maximum)
             count = len(least)
             while count > 2 and sum(least[:count]) > width + GAP:
                 count -= 1
@@ -92,7 +95,8 @@ class TerminalConsole(Console):
 
     def _print_rows(self, rows: Sequence[Sequence[Field]], width: int) -> None:
         """Print rows below their titles."""
-        segments = self.render(as_rich(rows, width), self.options.update(width=WIDEST))
+        options = self.options.update(width=WIDEST)
+        segments = self.render(as_rich(rows, width), options)
         if self.is_terminal:
             self.print(Segments(segments), soft_wrap=True)
             return
@@ -145,9 +149,10 @@ def sizes(rows: Sequence[Sequence[Field]]) -> list[Measurement]:
         for field in column:
             lines += field.text.splitlines()
             words += field.words
-        longest_word = min(LONGEST_WORD, max(map(cell_len, words), default=0))
         longest_line = max(map(cell_len, lines))
-        measured.append(Measurement(longest_word + GAP, longest_line + GAP))
+        longest_word = max(map(cell_len, words), default=0)
+        unbroken = min(longest_word, LONGEST_WORD)
+        measured.append(Measurement(unbroken + GAP, longest_line + GAP))
     return measured
 
 
@@ -155,13 +160,17 @@ def as_rich(rows: Sequence[Sequence[Field]], width: int) -> rich.table.Table:
     """Return a table as Rich draws it: where it is too wide, its widest columns wrap."""
     measured = sizes(rows)
     widths = [size.maximum for size in measured]
+    # Rich's own way breaks words, or makes lines longer than the terminal.
     while sum(widths) > width + GAP:
-        # Rich's own way breaks words, or makes lines longer than the terminal.
-        widest = max(
-            range(len(widths)), key=lambda at: (widths[at] > measured[at].minimum, widths[at])
-        )
+        wrappable = [index for index, size in enumerate(measured) if widths[index] > size.minimum]
+        widest = max(wrappable or range(len(widths)), key=widths.__getitem__)
         widths[widest] -= 1
-    drawn = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    drawn = rich.table.Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, GAP, 0, 0),
+    )
     for title, size in zip(rows[0], widths, strict=True):
         drawn.add_column(
             Text(title.column),
@@ -182,7 +191,8 @@ def as_rich(rows: Sequence[Sequence[Field]], width: int) -> rich.table.Table:
 
 def print_json(result: Any) -> None:
     """Print what a command has come to as JSON for other programs: numbers are not rounded."""
-    print(json.dumps(_jsonable(result), indent=1, default=str))
+    text = json.dumps(_jsonable(result), indent=1, default=str)
+    print(text)
 
 
 def _jsonable(value: Any) -> Any:

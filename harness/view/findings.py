@@ -95,11 +95,12 @@ def _load_remarks(records: Sequence[Record]) -> Iterator[str]:
             block = f"seed {record.trial.seed}"
             if record.trial.repeat:
                 block += f" repeat {record.trial.repeat}"
-            of_block = loads.setdefault(block, [])
-            of_block.append(load)
+            loads.setdefault(block, []).append(load)
     if not loads:
         return
-    means = {block: sum(of_block) / len(of_block) for block, of_block in loads.items()}
+    means = {}
+    for block, of_block in loads.items():
+        means[block] = sum(of_block) / len(of_block)
     by_load = sorted(means, key=means.__getitem__)
     lowest, highest = by_load[0], by_load[-1]
     low, high = means[lowest], means[highest]
@@ -150,9 +151,11 @@ def _pairing_remarks(result: SweepResult) -> Iterator[str]:
 
 def _is_unpaired(result: SweepResult) -> bool:
     """Return whether throughputs are compared that were not measured in pairs."""
-    speeds = filter(is_throughput, result.comparison.verdicts)
-    estimates = [verdict.estimate for verdict in speeds]
-    return any(estimate.standard_error and not estimate.paired for estimate in estimates)
+    for verdict in filter(is_throughput, result.comparison.verdicts):
+        estimate = verdict.estimate
+        if estimate.standard_error and not estimate.paired:
+            return True
+    return False
 
 
 def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterator[str]:
@@ -180,7 +183,9 @@ def _script_remarks(records: Sequence[Record]) -> Iterator[str]:
         cell = trials[0].trial.cell
         if not cell.workload.is_script:
             continue
-        seeds, digests, steps = set(), set(), set()
+        seeds = set()
+        digests = set()
+        steps = set()
         for record in trials:
             seeds.add(record.trial.seed)
             if record.rank0 is not None:

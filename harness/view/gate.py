@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.core.text import counted
@@ -28,32 +29,44 @@ def gate_view(outcome: GateOutcome, name: str) -> View:
 
     `name` is the sweep's.
     """
-    columns = ["cell", "before", "now", "change", "verdict", "bits", "measured"]
-    table = Table(columns, {"before": "rate", "now": "rate"})
+    heading = Styled(f"The gate of {name} {headline(outcome)}", "strong")
     lines: list[Value] = []
     for cell in outcome.cells:
-        paired = cell.measured
-        table.add_row(
-            cell.cell.label,
-            paired.a_rate,
-            paired.b_rate,
-            _change(paired),
-            styled("not measured" if paired.failure else paired.verdict),
-            BITS[paired.same_bits],
-            describe_cost(paired),
-        )
         note = _note(outcome, cell)
         if note:
             lines.append(f"{cell.cell.label}: {note}")
-    heading = Styled(f"The gate of {name} {headline(outcome)}", "strong")
     revision = _revision_name(outcome)
     for label in outcome.lost:
         lines.append(f"{label}: the sweep of {revision} has it, and this one has not")
     for label in outcome.new:
         lines.append(f"{label}: not measured, because {revision} has no such cell")
     lines.append(Styled(_caption(outcome), "quiet"))
-    code = outcome.exit_code
-    return View(result=outcome, heading=[heading], tables=[table], lines=lines, exit_code=code)
+    return View(
+        result=outcome,
+        heading=[heading],
+        tables=[_cells_table(outcome)],
+        lines=lines,
+        exit_code=outcome.exit_code,
+    )
+
+
+def _cells_table(outcome: GateOutcome) -> Table:
+    """Return a table with a row for each cell."""
+    columns = ["cell", "before", "now", "change", "verdict", "bits", "measured"]
+    table = Table(columns, {"before": "rate", "now": "rate"})
+    for cell in outcome.cells:
+        paired = cell.measured
+        verdict = "not measured" if paired.failure else paired.verdict
+        table.add_row(
+            cell.cell.label,
+            paired.a_rate,
+            paired.b_rate,
+            _change(paired),
+            styled(verdict),
+            BITS[paired.same_bits],
+            describe_cost(paired),
+        )
+    return table
 
 
 def _note(outcome: GateOutcome, cell: CellOutcome) -> str:
@@ -107,8 +120,8 @@ def progress_line(outcome: CellOutcome) -> str:
 
 def _caption(outcome: GateOutcome) -> str:
     """Return what the numbers are, and what they were measured on."""
-    units = {cell.measured.unit for cell in outcome.cells} or {"samples/s"}
-    rates = " or ".join(sorted(units))
+    units = {cell.measured.unit for cell in outcome.cells}
+    rates = " or ".join(sorted(units)) or "samples/s"
     revision = f"{_revision_name(outcome)} ({outcome.commit[:SHORT_COMMIT]})"
     load = ""
     if outcome.load is not None:
@@ -132,8 +145,8 @@ def headline(outcome: GateOutcome) -> str:
     """Return the gate's verdict with its exit code's meaning: `fails: 1 of 2 cells`."""
     problems = []
     cells = counted(len(outcome.cells), "cell")
-    unmeasured = [cell for cell in outcome.cells if cell.measured.failure]
-    failed = sum(map(outcome.has_failed, outcome.cells)) - len(unmeasured)
+    unmeasured = sum(bool(cell.measured.failure) for cell in outcome.cells)
+    failed = sum(map(outcome.has_failed, outcome.cells)) - unmeasured
     inconclusive = sum(map(outcome.is_inconclusive, outcome.cells))
     if not outcome.exit_code:
         problems.append(f"nothing is slower than {_revision_name(outcome)}")
@@ -144,7 +157,7 @@ def headline(outcome: GateOutcome) -> str:
     if failed:
         problems.append(f"{failed} of {cells} failed")
     if unmeasured:
-        problems.append(f"{len(unmeasured)} of {cells} could not be measured")
+        problems.append(f"{unmeasured} of {cells} could not be measured")
     if inconclusive:
         problems.append(f"{inconclusive} of {cells} inconclusive")
     return f"{HEADINGS[outcome.exit_code]}: {'; '.join(problems)}"
@@ -152,9 +165,11 @@ def headline(outcome: GateOutcome) -> str:
 
 def step_line(step: Step) -> list[str | Styled]:
     """Return a commit with its mark, while a bisection runs."""
-    mark = step.finding.mark
-    finding = f"  {step.commit.short}  {_describe(step.finding)}  "
-    return [styled(mark), finding, Styled(step.commit.subject, "quiet")]
+    return [
+        styled(step.finding.mark),
+        f"  {step.commit.short}  {_describe(step.finding)}  ",
+        Styled(step.commit.subject, "quiet"),
+    ]
 
 
 def _describe(finding: Finding) -> str:
@@ -175,10 +190,7 @@ def bisect_view(outcome: BisectOutcome) -> View:
 
     The last line says how many commits were measured, against which, and with what result.
     """
-    marks = Counter[str](step.finding.mark for step in outcome.steps)
-    last_line = (
-        f"{outcome.cell.label}; each commit against {outcome.options.good}: {_counts(marks)}"
-    )
+    marks = [step.finding.mark for step in outcome.steps]
     # Only a single suspect is measured against its parent.
     if outcome.against_parent is None:
         lines = [f"The first bad commit is one of these {len(outcome.suspects)}:"]
@@ -195,18 +207,24 @@ def bisect_view(outcome: BisectOutcome) -> View:
         # too little to be certain.
         if outcome.exit_code:
             lines[-1] += "; so it is not certain that this is the commit"
-    return View(result=outcome, lines=[*lines, last_line], exit_code=outcome.exit_code)
+    lines.append(
+        f"{outcome.cell.label}; each commit against {outcome.options.good}: {_counts(marks)}"
+    )
+    return View(result=outcome, lines=lines, exit_code=outcome.exit_code)
 
 
-def _counts(words: Counter[str]) -> str:
+def _counts(words: Iterable[str]) -> str:
     """Return how often each word was found: `3 good, 1 bad`."""
-    return ", ".join(f"{count} {word}" for word, count in words.most_common())
+    counts = []
+    for word, count in Counter(words).most_common():
+        counts.append(f"{count} {word}")
+    return ", ".join(counts)
 
 
 def certificate_view(certificate: Certificate, path: Path) -> View:
     """Return what was measured, and what it says of this machine; `path` is that of the certificate."""
     settings = certificate.settings
-    verdicts = Counter[str](comparison.verdict for comparison in certificate.comparisons)
+    verdicts = [comparison.verdict for comparison in certificate.comparisons]
     low, high = certificate.false_alarm_interval
     conclusion = Styled("a gate on this machine can be trusted, as far as that tells", "better")
     if not certificate.holds:

@@ -12,7 +12,7 @@ from harness.hardware.machine import Machine, Timing
 from harness.preflight.rates import CellRates
 from harness.preflight.report import WorkloadReport
 from harness.slurm.doctor import Check
-from harness.view.value import Kind, Styled, Value, byte_size, write
+from harness.view.value import Styled, Value, byte_size, write
 from harness.view.view import Table, View
 
 MARKS = {
@@ -42,16 +42,22 @@ def peaks_view(machine: Machine, path: Path) -> View:
 
     `path` is that of the record.
     """
-    table = Table(["measured", "best", "worst", ""], {"best": "number", "worst": "number"})
+    table = Table(
+        ["measured", "best", "worst", ""],
+        {"best": "number", "worst": "number"},
+    )
     for timing in machine.timings:
         unit = "GFLOP/s" if timing.call == "matmul" else "GB/s"
         best = timing.work / 1e9 / min(timing.seconds)
         worst = timing.work / 1e9 / max(timing.seconds)
         table.add_row(_call_name(timing), best, worst, unit)
     title = f"{machine.key} · torch {machine.software.torch}"
-    lines = [f"record: {path}", "harness show compares cells with these peaks"]
-    heading = [Styled(title, "strong")]
-    return View(result=machine, heading=heading, tables=[table], lines=lines)
+    return View(
+        result=machine,
+        heading=[Styled(title, "strong")],
+        tables=[table],
+        lines=[f"record: {path}", "harness show compares cells with these peaks"],
+    )
 
 
 def _call_name(timing: Timing) -> str:
@@ -79,7 +85,12 @@ def checks_view(reports: Sequence[WorkloadReport]) -> View:
     total = Styled("No mistake found.", "better")
     if problems:
         total = Styled(f"{counted(problems, 'mistake')} found.", "failed")
-    return View(result=reports, tables=tables, lines=[total], exit_code=int(problems > 0))
+    return View(
+        result=reports,
+        tables=tables,
+        lines=[total],
+        exit_code=int(problems > 0),
+    )
 
 
 def rates_view(cells: Sequence[CellRates]) -> View:
@@ -89,7 +100,8 @@ def rates_view(cells: Sequence[CellRates]) -> View:
     for cell in cells:
         spread: Value = "the loss never fell"
         if cell.suggested is not None:
-            low, high = cell.suggestions[0], cell.suggestions[-1]
+            low = cell.suggestions[0]
+            high = cell.suggestions[-1]
             spread = f"{low:.2g} to {high:.2g}"
         current = cell.curves[0].current
         table.add_row(cell.label, current, cell.suggested, spread)
@@ -98,22 +110,39 @@ def rates_view(cells: Sequence[CellRates]) -> View:
 
 def export_view(export: TrialExport, folder: TrialFolder) -> View:
     """Return the models in a trial's folder, how far they are from eager mode, and their latencies."""
-    columns = ["format", "size", "difference", "allowed", "batch", "p50 ms", "p95 ms"]
-    kinds: dict[str, Kind] = dict.fromkeys(columns[2:], "number")
-    kinds["size"] = "bytes"
-    table = Table(columns, kinds)
+    table = Table(
+        ["format", "size", "difference", "allowed", "batch", "p50 ms", "p95 ms"],
+        {
+            "size": "bytes",
+            "difference": "number",
+            "allowed": "number",
+            "batch": "number",
+            "p50 ms": "number",
+            "p95 ms": "number",
+        },
+    )
     lines = []
     for model in export.models:
         parity = model.parity
         for latency in model.latencies:
-            times = [latency.batch_size, latency.p50_ms, latency.p95_ms]
-            difference = (parity.largest_difference, parity.tolerance)
-            table.add_row(model.format, model.bytes, *difference, *times)
+            table.add_row(
+                model.format,
+                model.bytes,
+                parity.largest_difference,
+                parity.tolerance,
+                latency.batch_size,
+                latency.p50_ms,
+                latency.p95_ms,
+            )
         path = folder.exported_model(model.format)
-        metric = write(parity.exported_metrics.get(export.target), "metric")
+        metric = parity.exported_metrics.get(export.target)
         lines.append(
             f"{model.format}: {path}, inputs {', '.join(model.inputs)}; {export.target}"
-            f" {metric} over {parity.samples:,} samples"
+            f" {write(metric, 'metric')} over {parity.samples:,} samples"
         )
-    heading: list[str | Styled] = [Styled(export.trial, "strong"), f" step {export.step}"]
-    return View(result=export, heading=[heading], tables=[table], lines=lines)
+    return View(
+        result=export,
+        heading=[[Styled(export.trial, "strong"), f" step {export.step}"]],
+        tables=[table],
+        lines=lines,
+    )

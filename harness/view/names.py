@@ -49,22 +49,22 @@ def cell_names(cells: Iterable[Cell], *, with_workload: bool = False) -> dict[st
     `with_workload`, the workload's label comes first if there are several workloads. The only cell of
     all has its whole label, and cells that no axis tells apart have their id too.
     """
-    by_workload: dict[str, dict[str, Cell]] = {}
+    by_workload: dict[str, list[Cell]] = {}
     for cell in cells:
-        of_workload = by_workload.setdefault(cell.workload.label, {})
-        of_workload[cell.id] = cell
+        of_workload = by_workload.setdefault(cell.workload.label, [])
+        of_workload.append(cell)
     names = {}
     for workload, of_workload in by_workload.items():
-        axes = naming_axes(list(of_workload.values()))
+        axes = naming_axes(of_workload)
         prefix = ""
         if with_workload and len(by_workload) > 1:
             prefix = f"{workload} "
-        short = {id_: cell_name(cell, axes) for id_, cell in of_workload.items()}
-        counts = Counter(short.values())
-        for id_, name in short.items():
+        short_names = [cell_name(cell, axes) for cell in of_workload]
+        counts = Counter(short_names)
+        for cell, name in zip(of_workload, short_names, strict=True):
             if counts[name] > 1:
-                name = f"{name} {id_}"
-            names[id_] = of_workload[id_].label
+                name = f"{name} {cell.id}"
+            names[cell.id] = cell.label
             if name:
-                names[id_] = f"{prefix}{name}".strip()
+                names[cell.id] = f"{prefix}{name}".strip()
     return names

@@ -109,7 +109,7 @@ def _checkout(
     commands = [f"# in the repository of {sweep.source}", f"git checkout {repository.commit}"]
     if repository.diff is not None:
         path = folder.diff_path(repository.diff).absolute()
-        commands.append(shlex.join(["git", "apply", str(path)]))
+        commands.append(f"git apply {shlex.quote(str(path))}")
     elif repository.dirty:
         return commands, ["Your uncommitted changes were not kept."]
     return commands, []
@@ -123,7 +123,8 @@ def _install_command(environment: Environment | None) -> str:
     command = ["pip", "install", "."]
     if environment is not None:
         software = environment.software
-        command += [f"{name}=={version}" for name, version in software.packages.items()]
+        for name, version in software.packages.items():
+            command.append(f"{name}=={version}")
         build = software.torch.partition("+")[2]  # `cu128` of `2.11.0+cu128`
         if build:
             command += ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
@@ -135,11 +136,12 @@ def _run_command(sweep: Sweep, records: Sequence[Record]) -> str:
 
     A sweep that comes with the harness is called by its name, any other by its path.
     """
-    source = str(sweep.source)
-    ready = ready_sweeps().get(sweep.source.stem)
+    path = sweep.source
+    source = str(path)
+    ready = ready_sweeps().get(path.stem)
     # Not a user's own `matrix.yaml`. The harness may be installed elsewhere than where the sweep ran.
-    if ready is not None and sweep.source.parts[-3:] == ready.parts[-3:]:
-        source = sweep.source.stem
+    if ready is not None and path.parts[-3:] == ready.parts[-3:]:
+        source = path.stem
     command = ["harness", "run", source, *sweep.options]
     # `--until` adds repeats.
     last_repeat = max(record.trial.repeat for record in records)

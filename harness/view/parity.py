@@ -89,9 +89,11 @@ def _moment(difference: FirstDifference | None) -> str | None:
 
 def relative_error(distance: TensorDistance | None) -> str | None:
     """Return a tensor's error as a multiple of the reference's own, both against fp64: `1.2×`."""
-    if distance is not None and not distance.is_finite:
+    if distance is None:
+        return None
+    if not distance.is_finite:
         return "not finite"
-    if distance is None or distance.error is None or distance.reference_error is None:
+    if distance.error is None or distance.reference_error is None:
         return None
     if distance.reference_error == 0:
         return f"{distance.error:.2g}"

@@ -31,7 +31,7 @@ from harness.sweep.axes import AXIS_TYPES, DEFAULTS, PREFIX, need_of
 from harness.sweep.cell import SOURCE, Trial, axis_value
 from harness.sweep.matrix import CONFLICT
 from harness.sweep.sweep import Sweep
-from harness.view.value import Kind, Styled, Value, duration
+from harness.view.value import Styled, Value, duration
 from harness.view.view import Table, View
 from workloads.catalog import Declaration
 
@@ -125,9 +125,10 @@ def describe_duration(trials: Sequence[Trial], estimates: Mapping[str, float]) -
     seconds = 0.0
     unknown = set()
     for trial in trials:
-        seconds += estimates.get(trial.cell.id, 0.0)
-        if trial.cell.id not in estimates:
-            unknown.add(trial.cell.id)
+        cell_id = trial.cell.id
+        seconds += estimates.get(cell_id, 0.0)
+        if cell_id not in estimates:
+            unknown.add(cell_id)
     more = ""
     if unknown:
         more = f" and {counted(len(unknown), 'cell')} without records"
@@ -148,8 +149,10 @@ def submission_view(prepared: PreparedSubmission, command: str = "") -> View:
     heading: list[Value] = [[Styled(submission.sweep.name, "strong"), counts]]
     for remark in prepared.remarks:
         heading.append(Styled(remark, "open"))
-    numbers: dict[str, Kind] = dict.fromkeys(["jobs", "nodes", "trials"], "count")
-    table = Table(["job", "jobs", "nodes", "ranks a node", "trials"], numbers)
+    table = Table(
+        ["job", "jobs", "nodes", "ranks a node", "trials"],
+        {"jobs": "count", "nodes": "count", "trials": "count"},
+    )
     for number, array in enumerate(submission.arrays):
         table.add_row(
             submission.job_name(number),
@@ -158,7 +161,9 @@ def submission_view(prepared: PreparedSubmission, command: str = "") -> View:
             str(array.ranks_per_node),
             sum(map(len, array.trial_ids)),
         )
-    return View(heading=heading, tables=[table], next=command if submission.arrays else "")
+    if not submission.arrays:
+        command = ""
+    return View(heading=heading, tables=[table], next=command)
 
 
 def axes_view() -> View:

@@ -33,6 +33,7 @@ SVG_SETTINGS: Mapping[str, Any] = {
     "text.parse_math": False,  # a dollar sign in a user's name does not start a formula
 }
 Curve = dict[int, float]  # the values of a trial by step
+Line = tuple[tuple[float, ...], ...]  # the steps, then the values of each trial of a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ def losses(record: Record) -> Curve:
     losses = record.loss
     if losses is None or record.rank0 is None:
         return {}
-    planned = record.trial.cell.length.in_steps(record.rank0.steps_per_epoch)
+    length = record.trial.cell.length
+    planned = length.in_steps(record.rank0.steps_per_epoch)
     every = max(1.0, planned / (MAX_POINTS - 1))  # the first step has a point too
     curve: Curve = {}
     next_step = 1.0
@@ -90,24 +92,22 @@ def plot(
     values by step. Only steps that all trials of a cell have are drawn. Cells with the very same values
     share a line, as strategies do that compute the same bits. None where no cell has two steps.
     """
-    lines: dict[tuple[tuple[float, ...], ...], list[int]] = {}  # cells by their steps and values
-    for number, records in enumerate(cells.values()):
-        curves = list(map(read, records))
-        common = sorted(set(curves[0]).intersection(*curves)) if curves else []
-        if len(common) > 1:
-            values = [tuple(map(curve.__getitem__, common)) for curve in curves]
-            cells_of_line = lines.setdefault((tuple(common), *values), [])
-            cells_of_line.append(number)
+    lines = _lines(cells, read)
     if not lines:
         return None
     from matplotlib.figure import Figure
 
-    names = list(cells)
     figure = Figure(figsize=(3.6, 2.7), layout="constrained", facecolor="white")
     axes = figure.subplots()
+    axes.set_xlabel("step", fontsize=9, color=INK)
+    axes.set_ylabel(y_label, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8.5, colors=INK, which="both")
+    axes.grid(True, color="#DDDDDD", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
     legend = []
     # Those of the fastest cells: more lines can't be told apart.
-    for color, ((steps, *trials), numbers) in zip(COLORS, lines.items(), strict=False):
+    for color, (line, names) in zip(COLORS, lines.items(), strict=False):
+        steps, *trials = line
         columns = list(zip(*trials, strict=True))
         mean = [sum(column) / len(column) for column in columns]
         axes.plot(steps, mean, color=color, linewidth=1.1)
@@ -115,18 +115,28 @@ def plot(
             low = list(map(min, columns))
             high = list(map(max, columns))
             axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-        equal_cells = [names[number] for number in numbers]
-        legend.append((color, " = ".join(equal_cells)))
-    axes.set_xlabel("step", fontsize=9, color=INK)
-    axes.set_ylabel(y_label, fontsize=9, color=INK)
-    axes.tick_params(labelsize=8.5, colors=INK, which="both")
-    axes.grid(True, color="#DDDDDD", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
+        legend.append((color, " = ".join(names)))
     note = ""
     if len(lines) > len(COLORS):
         note = f"the {len(COLORS)} fastest of {len(lines)}"
     drawing = _svg(figure, f"{y_label} of {title}")
     return Plot(title=title, svg=drawing, lines=legend, note=note)
+
+
+def _lines(
+    cells: Mapping[str, Sequence[Record]],
+    read: Callable[[Record], Curve],
+) -> dict[Line, list[str]]:
+    """Return the lines to draw, each with the names of the cells that have its values."""
+    lines: dict[Line, list[str]] = {}
+    for name, records in cells.items():
+        curves = list(map(read, records))
+        common = sorted(set.intersection(*map(set, curves)))
+        if len(common) > 1:
+            values = [tuple(map(curve.__getitem__, common)) for curve in curves]
+            names = lines.setdefault((tuple(common), *values), [])
+            names.append(name)
+    return lines
 
 
 def _svg(figure: Figure, label: str) -> Markup:

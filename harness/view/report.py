@@ -11,7 +11,8 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -49,18 +50,14 @@ def render(results: Results, recorded: RecordedSweep) -> str:
     result = SweepResult.of_records(sweep, records)
     parity = read_known_parity(folder, result.cells)
     names = cell_names(result.all_cells)
-    tables, curves, effects = [], [], []
+    tables: list[Table] = []
+    curves: list[plots.Plot] = []
+    effects: list[Table] = []
     by_workload = attributions(result.side)
     for label, cells in result.workloads.items():
-        tables.append(cells_table(result, label, parity, wide=True))
-        target = "target metric"
-        done = {}
-        for cell in result.ranking(label)[:MAX_CURVES]:
-            done[names[cell.cell.id]] = result.done_records(cell.cell)
-            if cell.target is not None:
-                target = cell.target.name
-        curves.append(plots.plot(label, "training loss", done, plots.losses))
-        curves.append(plots.plot(label, target, done, plots.metrics))
+        table = cells_table(result, label, parity, wide=True)
+        tables.append(table)
+        curves += _curves(result, label, names)
         attribution = by_workload.get(label)
         # The effect of a single axis is what the verdicts on its cells say.
         axes = naming_axes([cell.cell for cell in cells])
@@ -68,17 +65,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
             effects.append(effects_table(label, attribution))
     failures = origin.troubles(records, folder)
     commands, warnings = origin.recipe(sweep, records, folder)
-    loader = jinja2.PackageLoader("harness.view")
-    templates = jinja2.Environment(
-        loader=loader,
-        autoescape=True,  # a name or a log may hold markup
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    css, _, _ = loader.get_source(templates, "report.css")
-    return templates.get_template("report.html").render(
-        style=Markup(css),
+    return _fill_template(
         sweep=sweep,
         overview=_overview(recorded, result),
         sentences=conclusions(result),
@@ -86,7 +73,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
         cells=tables,
         legend=LEGEND,
         effects=effects,
-        curves=list(filter(None, curves)),
+        curves=curves,
         failures=failures[:MAX_TROUBLES],
         more_failures=len(failures[MAX_TROUBLES:]),
         parity=parity_view(parity).tables if parity else (),
@@ -97,12 +84,48 @@ def render(results: Results, recorded: RecordedSweep) -> str:
     )
 
 
+def _fill_template(**content: Any) -> str:
+    """Return the page with its contents, escaped: a name or a log may hold markup."""
+    loader = jinja2.PackageLoader("harness.view")
+    templates = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css, _, _ = loader.get_source(templates, "report.css")
+    page = templates.get_template("report.html")
+    return page.render(style=Markup(css), **content)
+
+
+def _curves(
+    result: SweepResult,
+    workload: str,
+    names: Mapping[str, str],
+) -> list[plots.Plot]:
+    """Return plots of the loss and of the target metric of a workload's fastest cells.
+
+    `names` are the cells' by their ids.
+    """
+    target = "target metric"
+    done = {}
+    for cell in result.ranking(workload)[:MAX_CURVES]:
+        name = names[cell.cell.id]
+        done[name] = result.done_records(cell.cell)
+        if cell.target is not None:
+            target = cell.target.name
+    losses = plots.plot(workload, "training loss", done, plots.losses)
+    metrics = plots.plot(workload, target, done, plots.metrics)
+    return list(filter(None, (losses, metrics)))
+
+
 def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
     """Return the terms at the top of the page: how much was measured, when and on what.
 
     Times are in UTC, so that the page does not depend on who writes it.
     """
-    sweep, records = recorded.sweep, recorded.records
+    records = recorded.records
     started = min(record.started for record in records)
     ended = max(record.ended for record in records)
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started))
@@ -114,7 +137,7 @@ def _overview(recorded: RecordedSweep, result: SweepResult) -> dict[str, str]:
     counts["unreadable"] = len(recorded.unreadable)
     counts["of other code or settings"] = recorded.other_count
     trials = [f"{count} {status}" for status, count in counts.items() if count]
-    seeds = shown_seeds(sweep, records)
+    seeds = shown_seeds(recorded.sweep, records)
     trials.append(counted(len(seeds), "seed"))
     workloads = counted(len(result.workloads), "workload")
     return {
@@ -131,27 +154,15 @@ def drawing_of(table: Table) -> Callable[[float], float]:
     The scale is logarithmic and has 1, all ratios and their intervals. Where an interval reaches much
     further than most do, and would flatten the others, its end is beyond the scale: at 0 or 100.
     """
-    drawn = [0.0]  # logarithms
-    ends = []  # of intervals: the logarithms of the ratio and of the end
-    for value in itertools.chain.from_iterable(table.rows):
-        if isinstance(value, Effect) and 0 < value.value < math.inf:
-            ratio = math.log(value.value)
-            drawn.append(ratio)
-            for end in value.bounds or ():
-                if 0 < end < math.inf:
-                    ends.append((ratio, math.log(end)))
-    if ends:
-        distances = sorted(abs(end - ratio) for ratio, end in ends)
-        reach = REACH * distances[len(distances) // 2]
-        for ratio, end in ends:
-            drawn.append(min(max(end, ratio - reach), ratio + reach))
-    low, high = min(drawn), max(drawn)
+    low, high = _log_range(table)
     margin = max(high - low, 0.02) / 8  # has room for an arrow
     length = high - low + 2 * margin
 
     def place(value: float) -> float:
         """Return where a ratio is."""
-        logarithm = math.log(value) if value > 0 else -math.inf
+        logarithm = -math.inf
+        if value > 0:
+            logarithm = math.log(value)
         if logarithm < low:
             return 0
         if logarithm > high:
@@ -159,3 +170,26 @@ def drawing_of(table: Table) -> Callable[[float], float]:
         return 100 * (logarithm - low + margin) / length
 
     return place
+
+
+def _log_range(table: Table) -> tuple[float, float]:
+    """Return the logarithms between which a table's ratios are drawn, 1 among them."""
+    drawn = [0.0]
+    ends = []  # of intervals: the logarithms of the ratio and of the end
+    for value in itertools.chain.from_iterable(table.rows):
+        if not isinstance(value, Effect) or not 0 < value.value < math.inf:
+            continue
+        ratio = math.log(value.value)
+        drawn.append(ratio)
+        for end in value.bounds or ():
+            if 0 < end < math.inf:
+                ends.append((ratio, math.log(end)))
+    if ends:
+        distances = sorted(abs(end - ratio) for ratio, end in ends)
+        median = distances[len(distances) // 2]
+        reach = REACH * median
+        for ratio, end in ends:
+            clipped = max(end, ratio - reach)
+            clipped = min(clipped, ratio + reach)
+            drawn.append(clipped)
+    return min(drawn), max(drawn)

@@ -18,7 +18,7 @@ from harness.reproduce.rerun import Prepared
 from harness.reproduce.tracing import RecordedDiff, TraceDiff
 from harness.reproduce.values import TensorDifference
 from harness.sweep.cell import Cell, Trial, axis_names, axis_value
-from harness.view.value import LOOKS, Kind, Styled, Value
+from harness.view.value import LOOKS, Styled, Value
 from harness.view.view import Table, View
 
 # What each phase computes, from what the phases before it have left.
@@ -61,7 +61,8 @@ def diff_view(a: Trial, b: Trial, diff: TraceDiff) -> View:
 
 def recorded_diff_view(diff: RecordedDiff) -> View:
     """Return what the records of two trials say, and what running both again has shown."""
-    a, b = diff.a.trial, diff.b.trial
+    a = diff.a.trial
+    b = diff.b.trial
     again = diff.again
     difference = diff.agreement.first_difference
     heading = _names(a, b)
@@ -75,7 +76,12 @@ def recorded_diff_view(diff: RecordedDiff) -> View:
         for line in description(a, b, again):
             heading.append(f"run again: {line}")
         tables.append(_differences_table(again.differences))
-    return View(result=diff, heading=heading, tables=tables, exit_code=int(not diff.is_same))
+    return View(
+        result=diff,
+        heading=heading,
+        tables=tables,
+        exit_code=int(not diff.is_same),
+    )
 
 
 def _at_step(difference: RerunDifference) -> str:
@@ -85,15 +91,26 @@ def _at_step(difference: RerunDifference) -> str:
 
 def _differences_table(differences: Sequence[TensorDifference]) -> Table:
     """Return a table of the tensors that differ first, as far as their values are known."""
-    columns = ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"]
-    kinds: dict[str, Kind] = dict.fromkeys(columns, "count")
-    title = f"{counted(len(differences), 'tensor')} differ there first"
-    table = Table(columns, {**kinds, "tensor": "text", "largest relative": "number"}, title)
+    table = Table(
+        ["rank", "tensor", "elements", "differ", "largest ULP", "largest relative"],
+        {
+            "rank": "count",
+            "elements": "count",
+            "differ": "count",
+            "largest ULP": "count",
+            "largest relative": "number",
+        },
+        title=f"{counted(len(differences), 'tensor')} differ there first",
+    )
     for difference in differences[:TENSORS_SHOWN]:
-        row: list[Value] = [difference.at.rank, difference.at.mark.name]
-        row += [difference.elements, difference.differing]
-        row += [difference.largest_ulp, difference.largest_relative]
-        table.add_row(*row)
+        table.add_row(
+            difference.at.rank,
+            difference.at.mark.name,
+            difference.elements,
+            difference.differing,
+            difference.largest_ulp,
+            difference.largest_relative,
+        )
     return table
 
 
@@ -113,9 +130,10 @@ def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
     """Return where two traced trials diverge, as lines."""
     steps = diff.steps
     lines = []
-    for name, tensors in (("A", diff.only_a), ("B", diff.only_b)):
-        if tensors:
-            lines.append(f"only {name} has: {listed(tensors, TENSORS_SHOWN)}")
+    if diff.only_a:
+        lines.append(f"only A has: {listed(diff.only_a, TENSORS_SHOWN)}")
+    if diff.only_b:
+        lines.append(f"only B has: {listed(diff.only_b, TENSORS_SHOWN)}")
     if steps.divergence is None:
         subject = "same bits"
         if lines:
@@ -149,7 +167,8 @@ def description(a: Trial, b: Trial, diff: TraceDiff) -> list[str]:
 def _divergence_line(a: Trial, b: Trial, divergence: Divergence) -> str:
     """Return where two trials diverge, and what that means, as a line."""
     mark = divergence.earliest.mark
-    ranks_a, ranks_b = a.cell.axes.world_size, b.cell.axes.world_size
+    ranks_a = a.cell.axes.world_size
+    ranks_b = b.cell.axes.world_size
     explanation = WHAT_PHASES_DO[mark.phase]
     if mark.step == 1 and mark.phase in ("parameters", "buffers before"):
         explanation = f"the models begin with other {mark.phase.split()[0]}"
@@ -171,9 +190,10 @@ def differing_settings(a: Cell, b: Cell) -> list[str]:
     """Return the settings that two cells differ in, as `strategy (ddp, fsdp2)`."""
     differing = []
     for name in axis_names([a, b]):
-        if a.level(name) != b.level(name):
-            level_a, level_b = axis_value(a.level(name)), axis_value(b.level(name))
-            differing.append(f"{name} ({level_a}, {level_b})")
+        level_a = a.level(name)
+        level_b = b.level(name)
+        if level_a != level_b:
+            differing.append(f"{name} ({axis_value(level_a)}, {axis_value(level_b)})")
     if a.workload.identity != b.workload.identity:
         differing.append(f"workload ({a.workload.label}, {b.workload.label})")
     return differing
@@ -190,12 +210,9 @@ def moment(mark: Mark) -> str:
 
 def code_lines(prepared: Sequence[Prepared]) -> list[str]:
     """Return which code runs, each once, and what to know where it is not that of this checkout."""
-    lines = []
-    has_recorded_code = False
-    for source in dict.fromkeys(entry.source for entry in prepared):
-        lines.append(f"code of the workload: {source.choice} ({source.reason})")
-        has_recorded_code = has_recorded_code or source.choice == "recorded"
-    if has_recorded_code:
+    sources = list(dict.fromkeys(entry.source for entry in prepared))
+    lines = [f"code of the workload: {source.choice} ({source.reason})" for source in sources]
+    if any(source.choice == "recorded" for source in sources):
         lines.append(
             "the code that the record names runs with your rights: reproduce records of people whose"
             " code you would run"
@@ -216,7 +233,12 @@ def verdict_view(verdict: ReproductionVerdict, folder: Path) -> View:
         recorded = one_line(shown(condition.a), LONGEST_VALUE)
         here = one_line(shown(condition.b), LONGEST_VALUE)
         table.add_row(condition.field, recorded, here)
-    return View(result=verdict, tables=[table], lines=lines, exit_code=verdict.exit_code)
+    return View(
+        result=verdict,
+        tables=[table],
+        lines=lines,
+        exit_code=verdict.exit_code,
+    )
 
 
 def trial_line(trial: TrialVerdict) -> str:
@@ -270,7 +292,8 @@ def _cause_text(trial: TrialVerdict) -> str:
     if trial.rung == "rounding" and not trial.differences:
         return "nothing that chooses kernels differs, so these are no rounding errors"
     if cause is not None:
-        here, recorded = shown(cause.b), shown(cause.a)
+        here = shown(cause.b)
+        recorded = shown(cause.a)
         return f"most likely because of {cause.field} ({here}, recorded {recorded})"
     if trial.agreement is None or trial.agreement.fp64_problem is not None:
         return ""

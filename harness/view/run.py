@@ -54,13 +54,14 @@ class RunView(TrialListener):
         self.planned_count = 0  # trials to run
         self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
         self.has_advised = False  # what to do about other programs
-        columns = (
+        self.progress = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
         )
-        self.progress = Progress(*columns, console=self.console, transient=True)
         self.bar = self.progress.add_task("", total=None)
 
     def __enter__(self) -> Self:
@@ -92,8 +93,9 @@ class RunView(TrialListener):
             return
         for line in conflict_lines(self.sweep.whole()):
             self.console.say(line)
-        validity = None if self.profile is None else self.profile.validity
-        if pending and validity is not None and validity.contention is not None:
+        if not pending or self.profile is None:
+            return
+        if self.profile.validity.contention is not None:
             for line in busy_lines(pending):
                 self.on_message(line)
 
@@ -129,7 +131,8 @@ class RunView(TrialListener):
 
         A trial that was invalid and runs again keeps its number.
         """
-        number = self.numbers.setdefault(record.trial.id, len(self.numbers) + 1)
+        next_number = len(self.numbers) + 1
+        number = self.numbers.setdefault(record.trial.id, next_number)
         self.progress.update(self.bar, completed=len(self.numbers))
         line = trial_line(record, folder, number, self.planned_count)
         self.console.say(line, wraps=False)
@@ -175,7 +178,12 @@ def busy_lines(pending: Sequence[Trial]) -> list[str]:
     return [f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"]
 
 
-def trial_line(record: Record, folder: TrialFolder, number: int, count: int) -> list[str | Styled]:
+def trial_line(
+    record: Record,
+    folder: TrialFolder,
+    number: int,
+    count: int,
+) -> list[str | Styled]:
     """Return a finished trial's line: its numbers, or its error with rank, node and log.
 
     The numbers are the throughput, and the target metric after the last step. `number` of `count` trials

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from harness.core.text import counted
 from harness.housekeeping import Removal, StoredSweep
 from harness.slurm.status import SweepStatus, TrialState
-from harness.view.value import Kind, Styled, Value, byte_size, duration, styled
+from harness.view.value import Styled, byte_size, duration, styled
 from harness.view.view import Table, View
 
 # Trials in these states are listed however large the sweep is.
@@ -26,7 +26,8 @@ def status_view(status: SweepStatus) -> View:
     """
     trials = list(status.trials)
     if len(trials) > MAX_ROWS:
-        trials = [trial for trial in trials if trial.state in LISTED][:MAX_ROWS]
+        listed = [trial for trial in trials if trial.state in LISTED]
+        trials = listed[:MAX_ROWS]
     result = {
         "sweep": status.sweep.name,
         "slurm_error": status.slurm_error,
@@ -34,14 +35,20 @@ def status_view(status: SweepStatus) -> View:
     }
     # Below the table, in a column of which a path would be broken.
     logs = [f"log: {trial.log}" for trial in trials if trial.log]
-    return View(result=result, tables=[trial_table(trials)], lines=[*logs, *headlines(status)])
+    return View(
+        result=result,
+        tables=[trial_table(trials)],
+        lines=[*logs, *headlines(status)],
+    )
 
 
 def headlines(status: SweepStatus) -> list[list[str | Styled]]:
     """Return a sweep's state: `my sweep: 24 trials: 20 done, 2 running`, and whether Slurm answers."""
     counts = Counter(trial.state for trial in status.trials)
-    line: list[str | Styled] = [Styled(status.sweep.name, "strong")]
-    line.append(f": {counted(len(status.trials), 'trial')}")
+    line: list[str | Styled] = [
+        Styled(status.sweep.name, "strong"),
+        f": {counted(len(status.trials), 'trial')}",
+    ]
     separator = ": "
     for state, count in counts.most_common():
         line += [f"{separator}{count} ", styled(state)]
@@ -54,13 +61,13 @@ def headlines(status: SweepStatus) -> list[list[str | Styled]]:
 
 def trial_table(trials: Sequence[TrialState]) -> Table:
     """Return a table with a row for each trial."""
-    columns = ["trial", "cell", "seed", "repeat", "state", "step", "speed", "job", "nodes", ""]
-    numbers: dict[str, Kind] = dict.fromkeys(["seed", "repeat", "step", "speed"], "count")
-    table = Table(columns, numbers)
+    table = Table(
+        ["trial", "cell", "seed", "repeat", "state", "step", "speed", "job", "nodes", ""],
+        {"seed": "count", "repeat": "count", "step": "count", "speed": "count"},
+    )
     # Repeats are counted from 0: in a sweep without further ones the column would be all zeros.
     is_repeated = any(trial.repeat for trial in trials)
     for trial in trials:
-        repeat = trial.repeat if is_repeated else None
         step = speed = ""
         if trial.step is not None:
             step = f"{trial.step:,}"
@@ -68,16 +75,27 @@ def trial_table(trials: Sequence[TrialState]) -> Table:
                 step += f"/{trial.steps:,}"
         if trial.throughput:
             speed = f"{trial.throughput:,.0f} {trial.throughput_unit}"
-        row: list[Value] = [trial.trial, trial.label, trial.seed, repeat, styled(trial.state)]
-        row += [step, speed, trial.job, trial.nodes, trial.detail]
-        table.add_row(*row)
+        table.add_row(
+            trial.trial,
+            trial.label,
+            trial.seed,
+            trial.repeat if is_repeated else None,
+            styled(trial.state),
+            step,
+            speed,
+            trial.job,
+            trial.nodes,
+            trial.detail,
+        )
     return table
 
 
 def sweeps_view(sweeps: Sequence[StoredSweep]) -> View:
     """Return a row for each sweep that is on the disk."""
-    numbers: dict[str, Kind] = {"trials": "count", "size": "bytes", "changed": "number"}
-    table = Table(["sweep", "trials", "size", "changed", ""], numbers)
+    table = Table(
+        ["sweep", "trials", "size", "changed", ""],
+        {"trials": "count", "size": "bytes", "changed": "number"},
+    )
     total = 0
     for stored in sweeps:
         total += stored.bytes
@@ -93,10 +111,12 @@ def sweeps_view(sweeps: Sequence[StoredSweep]) -> View:
 
 def removals_view(removals: Sequence[Removal]) -> View:
     """Return what there is to remove, a line each with its size and the reason, and the total."""
+    if not removals:
+        return View(result=removals, lines=["nothing to remove"])
     total = 0
     lines = []
     for removal in removals:
         total += removal.bytes
         lines.append(f"remove {removal.path} ({byte_size(removal.bytes)}, {removal.reason})")
     lines.append(f"{counted(len(removals), 'folder')}, {byte_size(total)}")
-    return View(result=removals, lines=lines if removals else ["nothing to remove"])
+    return View(result=removals, lines=lines)

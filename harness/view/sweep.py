@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.analysis.parity import SweepParity, read_known_parity
 from harness.analysis.result import CellResult
@@ -80,9 +80,15 @@ def sweep_view(
         lines = lines[:MOST_REMARKS]
     if result.comparison.matches:
         lines.insert(0, Styled(LEGEND, "quiet"))
-    parity = read_known_parity(results.sweep_folder(sweep.name), result.cells)
-    tables = [cells_table(result, label, parity, wide=wide) for label in result.workloads]
-    return View(result=result, heading=heading, tables=tables, lines=lines, next=command)
+    folder = results.sweep_folder(sweep.name)
+    parity = read_known_parity(folder, result.cells)
+    return View(
+        result=result,
+        heading=heading,
+        tables=[cells_table(result, label, parity, wide=wide) for label in result.workloads],
+        lines=lines,
+        next=command,
+    )
 
 
 def common_unit(cells: Iterable[CellResult]) -> ThroughputUnit:
@@ -94,7 +100,11 @@ def common_unit(cells: Iterable[CellResult]) -> ThroughputUnit:
 
 
 def cells_table(
-    result: SweepResult, workload: str, parity: SweepParity | None = None, *, wide: bool = False
+    result: SweepResult,
+    workload: str,
+    parity: SweepParity | None = None,
+    *,
+    wide: bool = False,
 ) -> Table:
     """Return a table with a row for each cell of a workload.
 
@@ -106,11 +116,7 @@ def cells_table(
     names = cell_names(result.all_cells)
     unit = common_unit(cells)
     metric = "metric"
-    counts = set()  # of trials
-    has_trials = wide
     for cell in cells:
-        counts.add(len(cell.trials))
-        has_trials = has_trials or cell.status != "done" or len(counts) > 1
         if cell.target is not None:
             metric = cell.target.name
     numbers = dict(NUMBERS)
@@ -118,24 +124,41 @@ def cells_table(
     if wide:
         numbers |= FURTHER_NUMBERS
         scaling = scaling_shares(cells)
+    columns = ["cell", "id", unit, "speed", "verdict", metric, *numbers]
+    columns += ["scaling", "parity", "trials"]
     kinds: dict[str, Kind] = {unit: "rate", metric: "number", "scaling": "percent"}
     for column, (_, kind) in numbers.items():
         kinds[column] = kind
-    columns = ["cell", "id", unit, "speed", "verdict", metric, *numbers]
-    columns += ["scaling", "parity", "trials"]
-    title = workload if len(result.workloads) > 1 else ""
-    optional = () if wide else OPTIONAL_COLUMNS
-    table = Table(columns, kinds, title=title, optional=optional, wraps=not wide)
+    table = Table(
+        columns,
+        kinds,
+        title=workload if len(result.workloads) > 1 else "",
+        optional=() if wide else OPTIONAL_COLUMNS,
+        wraps=not wide,
+    )
+    has_trials = wide or _differ_in_trials(cells)
     for cell in cells:
         speed, verdict = _speed(result, cell)
         id_ = cell.cell.id
-        row = [names[id_], id_ if wide else None, cell.throughput, speed, verdict]
-        row.append(_metric(result, cell))
-        row += [cell.numbers.get(name) for name, _ in numbers.values()]
-        row += [scaling.get(id_), cell_rung(parity, cell.cell)]
-        row.append(_trial_counts(cell) if has_trials else None)
-        table.add_row(*row)
+        table.add_row(
+            names[id_],
+            id_ if wide else None,
+            cell.throughput,
+            speed,
+            verdict,
+            _metric(result, cell),
+            *[cell.numbers.get(name) for name, _ in numbers.values()],
+            scaling.get(id_),
+            cell_rung(parity, cell.cell),
+            _trial_counts(cell) if has_trials else None,
+        )
     return table
+
+
+def _differ_in_trials(cells: Sequence[CellResult]) -> bool:
+    """Return whether cells have trials that are not done, or different numbers of trials."""
+    counts = {len(cell.trials) for cell in cells}
+    return len(counts) > 1 or any(cell.status != "done" for cell in cells)
 
 
 def _speed(result: SweepResult, cell: CellResult) -> tuple[Value, Value]:

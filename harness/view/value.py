@@ -61,19 +61,20 @@ class Effect:
 
     def __str__(self) -> str:
         """Return `1.13× (1.10 to 1.16)`, `-5.0% (-6.0% to -4.0%)`, or `+0.0012 (+0.0001 to +0.0023)`."""
-        is_fine = self.bounds is not None and self.bounds[1] - self.bounds[0] < FINE
-        digits = 3 if is_fine else 2
-        written = self._write(self.value, digits)
+        written = self._write(self.value)
         if self.scale == "ratio":
             written += "×"
         if self.bounds is None:
             return written
         low, high = self.bounds
-        return f"{written} ({self._write(low, digits)} to {self._write(high, digits)})"
+        return f"{written} ({self._write(low)} to {self._write(high)})"
 
-    def _write(self, value: float, digits: int) -> str:
-        """Return the effect or a bound of it; small differences of ratios have a third digit."""
+    def _write(self, value: float) -> str:
+        """Return the effect or a bound of it; a ratio in a narrow interval has a third digit."""
         if self.scale == "ratio":
+            digits = 2
+            if self.bounds is not None and self.bounds[1] - self.bounds[0] < FINE:
+                digits = 3
             return f"{value:.{digits}f}"
         if self.scale == "difference":
             return f"{value:+.4f}"
@@ -94,7 +95,8 @@ Value = str | float | None | Styled | Effect | Interval | Sequence[str | Styled]
 
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units: `42 s`, `3 min 20 s`, `2 h 5 min`."""
-    whole_minutes, whole_seconds = divmod(max(0, round(seconds)), 60)
+    total = max(0, round(seconds))
+    whole_minutes, whole_seconds = divmod(total, 60)
     hours, minutes = divmod(whole_minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"

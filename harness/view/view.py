@@ -68,20 +68,17 @@ class Table:
     def drawn(self, without: Sequence[str] = ()) -> list[list[Field]]:
         """Return the fields of each row; columns that are empty in all rows are left out."""
         full = set()
-        for row in self.rows:
-            for column, value in zip(self.columns, row, strict=True):
+        rows = []
+        for values in self.rows:
+            row = []
+            for column, value in zip(self.columns, values, strict=True):
+                kind = self.kinds.get(column, "text")
+                row.append(Field(column, kind, value))
                 if value not in (None, ""):
                     full.add(column)
+            rows.append(row)
         full -= set(without)
-        rows = []
-        for row in self.rows:
-            fields = []
-            for column, value in zip(self.columns, row, strict=True):
-                if column in full:
-                    kind = self.kinds.get(column, "text")
-                    fields.append(Field(column, kind, value))
-            rows.append(fields)
-        return rows
+        return [[entry for entry in row if entry.column in full] for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
