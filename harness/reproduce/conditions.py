@@ -9,8 +9,6 @@ from harness.core.variables import is_of_library
 from harness.records.differences import Difference, Value, record_fields
 from harness.records.record import Record
 
-# A location of code; the code itself is compared by its content and by versions.
-PATHS = ("variables.PYTHONPATH",)
 # Fields that decide which samples a trial sees, and in what order.
 ORDER_FIELDS = ("seed", "data", "axes.batch_size", "axes.world_size", "axes.num_workers", "code")
 # Fields that decide which numbers a trial computes, apart from rounding errors.
@@ -71,7 +69,9 @@ KERNEL_FIELDS = (
 def fields_of_record(record: Record) -> dict[str, Value]:
     """Return all that a record says of what its trial ran with, as one flat table."""
     fields = record_fields(record)
-    return {name: value for name, value in fields.items() if name not in PATHS}
+    # A location of code; the code itself is compared by its content and by versions.
+    fields.pop("variables.PYTHONPATH", None)
+    return fields
 
 
 def is_same_computation(entries: Sequence[Difference]) -> bool:

@@ -71,7 +71,8 @@ def compare(a: Traces, b: Traces, *, global_only: bool = False) -> TraceComparis
     other_b: list[Mark] = []
     differing: list[RankMark] = []
     agreeing: list[Mark] = []
-    for rank, (marks_a, marks_b) in enumerate(zip(a, b, strict=True)):
+    for rank, marks_a in enumerate(a):
+        marks_b = b[rank]
         digests = {mark.key: mark.digest for mark in marks_b}
         common = [mark for mark in marks_a if mark.key in digests]
         compared += len(common)
@@ -124,7 +125,8 @@ def _other_tensors(marks: Sequence[Mark], counterparts: Sequence[Mark]) -> list[
 
 def _global_part(traces: Traces) -> Traces:
     """Return rank 0's marks of the phases that all ranks share."""
-    return [[mark for mark in traces[0] if mark.phase in GLOBAL_PHASES]]
+    marks = [mark for mark in traces[0] if mark.phase in GLOBAL_PHASES]
+    return [marks]
 
 
 def _first(differing: Sequence[RankMark], agreeing: Sequence[Mark]) -> Divergence | None:

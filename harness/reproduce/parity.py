@@ -31,6 +31,7 @@ from harness.core.paths import Results
 from harness.core.scratch import ScratchFolder
 from harness.records.trace import Recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare
+from harness.reproduce.rebuild import cell_in_fp64
 from harness.reproduce.snapshot import list_snapshots
 from harness.reproduce.tracing import LAST_STEP, TracedRun, TracedTrial, Tracer
 from harness.reproduce.trajectory import distances
@@ -41,7 +42,12 @@ from harness.sweep.selected import find_cells
 from harness.sweep.sweep import Sweep
 
 # All steps, with one mark a moment.
-WITH_SNAPSHOTS = Recording(last_step=LAST_STEP, all_steps=True, tensors=False, snapshots=True)
+WITH_SNAPSHOTS = Recording(
+    last_step=LAST_STEP,
+    all_steps=True,
+    tensors=False,
+    snapshots=True,
+)
 WITHOUT_SNAPSHOTS = replace(WITH_SNAPSHOTS, snapshots=False)
 # The axes that decide which rank, or which micro-step, computes which samples.
 SPLITTING = ("world_size", "grad_accum_steps")
@@ -75,20 +81,23 @@ def plan_parity(sweep: Sweep, reference: str) -> ParityPlan:
     references = set(sweep.cells)
     if reference:
         references = set(find_cells(sweep, reference, "--reference"))
-    planned, left = [], []
+    planned = []
+    left: list[Cell] = []
     for cells in _groups_by_recipe(sweep):
         matching = [cell for cell in cells if cell in references]
-        remaining = [cell for cell in cells if cell not in matching[:1]]
-        if matching and remaining:
-            planned.append(ParityGroup(reference=matching[0], cells=remaining))
-        else:
+        if not matching or len(cells) == 1:
             left += cells
+            continue
+        first = matching[0]
+        others = [cell for cell in cells if cell != first]
+        planned.append(ParityGroup(reference=first, cells=others))
     if not planned:
         raise BadInput(
             f"{sweep.source}: found no two cells that are meant to train the same; allowed: cells"
             f" that agree in {', '.join(RECIPE_AXES)}, options and data"
         )
-    return ParityPlan(groups=planned, by_design=[_by_design(cell, planned) for cell in left])
+    by_design = [_by_design(cell, planned) for cell in left]
+    return ParityPlan(groups=planned, by_design=by_design)
 
 
 def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
@@ -104,13 +113,13 @@ def _groups_by_recipe(sweep: Sweep) -> list[list[Cell]]:
 
 def _by_design(cell: Cell, groups: Sequence[ParityGroup]) -> CellParity:
     """Return the entry of a cell that differs by design from the reference of its workload."""
-    label = cell.workload.label
-    references = [group.reference for group in groups if group.reference.workload.label == label]
-    if not references:
-        return CellParity(cell=cell, reference="", by_design=["workload"])
-    reference = references[0]
-    axes = [name for name in differing_axes(reference, cell) if changes_recipe(name)]
-    return CellParity(cell=cell, reference=reference.id, by_design=axes or ["settings"])
+    for group in groups:
+        reference = group.reference
+        if reference.workload.label != cell.workload.label:
+            continue
+        axes = [name for name in differing_axes(reference, cell) if changes_recipe(name)]
+        return CellParity(cell=cell, reference=reference.id, by_design=axes or ["settings"])
+    return CellParity(cell=cell, reference="", by_design=["workload"])
 
 
 def sweep_parity(
@@ -170,13 +179,14 @@ def measure_parity(
             by_cell[cell.id] = ladder.measure(cell)
             on_cell(by_cell[cell.id])
         ladder.close()
+    cells = [by_cell[cell.id] for cell in sweep.cells if cell.id in by_cell]
     return SweepParity(
         sweep=sweep.name,
         seed=seed,
         measured=time.time(),
         margin=margin,
         references=references,
-        cells=[by_cell[cell.id] for cell in sweep.cells if cell.id in by_cell],
+        cells=cells,
     )
 
 
@@ -226,7 +236,8 @@ class _Ladder:
     def _compare(self, run: TracedRun) -> CellParity:
         """Return how alike a run is to that of the reference."""
         reference = self.reference.cell
-        global_only = _splits_differently(reference, run.cell)
+        axes = differing_axes(reference, run.cell)
+        global_only = any(name in SPLITTING for name in axes)
         comparison = compare(self._run.traces, run.traces, global_only=global_only)
         difference = _first_difference(comparison)
         exact_folder = None if self._exact is None else self._exact.folder
@@ -236,7 +247,7 @@ class _Ladder:
             reference=reference.id,
             compared=comparison.compared,
             first_difference=difference,
-            differing=differing_axes(reference, run.cell),
+            differing=axes,
             tensor_rung=_rung_of(difference, gaps),
             worst=worst_distance(gaps),
         )
@@ -255,32 +266,32 @@ class _Ladder:
         It is unusable if it draws other random numbers, or if a second run, as a control, differs by
         more than rounding: its variation would be taken for rounding errors.
         """
-        # With the rule, it might stop at another evaluation.
-        axes = replace(cell.axes, precision="fp64")
-        exact_cell = replace(cell, axes=axes, stop=None)
         try:
-            run = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
+            run = self._trace("fp64", cell_in_fp64(cell), WITH_SNAPSHOTS)
         except HarnessError as error:
             return None, str(error)
-        expected = _random_states(self._run.traces)
-        for states, of_reference in zip(_random_states(run.traces), expected, strict=True):
-            # The run goes on where the reference has stopped.
-            if states[: len(of_reference)] != of_reference:
-                shutil.rmtree(run.folder)
-                return None, "it draws other random numbers than the reference"
-        if needs_control:
-            control = self._trace("fp64", exact_cell, WITH_SNAPSHOTS)
-            gaps = distances(control.folder, run.folder, run.folder)
-            shutil.rmtree(control.folder)
-            if not all(gap.repeats_exactly for gap in gaps):
-                shutil.rmtree(run.folder)
-                return None, "run twice in fp64, it differs by more than rounding errors"
+        problem = self._fp64_problem(run, needs_control)
+        if problem is not None:
+            shutil.rmtree(run.folder)
+            return None, problem
         return run, None
 
-
-def _splits_differently(a: Cell, b: Cell) -> bool:
-    """Return whether the ranks or micro-steps of two cells have different samples."""
-    return any(name in SPLITTING for name in differing_axes(a, b))
+    def _fp64_problem(self, run: TracedRun, needs_control: bool) -> str | None:
+        """Return why a run in fp64 is unusable, None if it is not."""
+        expected = _random_states(self._run.traces)
+        for rank, states in enumerate(_random_states(run.traces)):
+            # The run goes on where the reference has stopped.
+            common = len(expected[rank])
+            if states[:common] != expected[rank]:
+                return "it draws other random numbers than the reference"
+        if not needs_control:
+            return None
+        control = self._trace("fp64", run.cell, WITH_SNAPSHOTS)
+        gaps = distances(control.folder, run.folder, run.folder)
+        shutil.rmtree(control.folder)
+        if not all(gap.repeats_exactly for gap in gaps):
+            return "run twice in fp64, it differs by more than rounding errors"
+        return None
 
 
 def _rung_of(difference: FirstDifference | None, gaps: Sequence[TensorDistance]) -> Rung | None:
@@ -290,7 +301,8 @@ def _rung_of(difference: FirstDifference | None, gaps: Sequence[TensorDistance])
     differs, the size of that difference is unknown: None.
     """
     is_equal = all(gap.differing == 0 for gap in gaps)
-    if difference is not None and difference.phase == "workload state" and is_equal:
+    is_of_state = difference is not None and difference.phase == "workload state"
+    if is_of_state and is_equal:
         return None
     return tensor_rung(same_bits=difference is None, distances=gaps)
 
@@ -313,4 +325,8 @@ def _first_difference(comparison: TraceComparison) -> FirstDifference | None:
 
 def _random_states(traces: Traces) -> list[list[str]]:
     """Return the digests of the generators' states before each forward, by rank."""
-    return [[mark.digest for mark in marks if mark.phase == "random"] for marks in traces]
+    states = []
+    for marks in traces:
+        digests = [mark.digest for mark in marks if mark.phase == "random"]
+        states.append(digests)
+    return states

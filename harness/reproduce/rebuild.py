@@ -16,7 +16,7 @@ from harness.core.errors import BadInput
 from harness.core.variables import WITHHELD
 from harness.records.record import RunSettings
 from harness.sweep.axes import section_of
-from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial
+from harness.sweep.cell import NEVER, Cell, CheckpointRules, Trial, WorkloadRef
 from harness.sweep.cluster import Profile, ValidityRules
 from harness.sweep.document import Document
 from harness.sweep.sweep import Sweep, call_apart
@@ -43,19 +43,9 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
     `--data`. Raises BadInput for settings that are unavailable here, such as a missing file.
     """
     workload = cell.workload
-    entry: dict[str, Any] = {"uses": workload.uses}
-    entry["options"] = workload.options
-    if not workload.is_script:
-        entry["data"] = section_of(workload.settings, "data")
-    else:
-        entry["arguments"] = list(workload.arguments or ())
-        entry["target"] = None if workload.target is None else asdict(workload.target)
-        entry |= {"module": workload.module, "launch": workload.launch}
-        if workload.module is not None:
-            del entry["uses"]
     # The source is a path in the base folder, because the planner takes the folder from there.
     source = str(base / f"record of {cell.id}")
-    content = {"workloads": {workload.label: entry}}
+    content = {"workloads": {workload.label: _entry_of(workload)}}
     document = Document(content=content, sources={(): source})
     for text in data:
         apply_data(document, text)
@@ -69,6 +59,37 @@ def _rebuild(cell: Cell, base: Path, data: Sequence[str]) -> Cell:
         raise BadInput(f"{cell.label}: {conflict}")
     reference = replace(plan[0], axes=workload.axes, unset=workload.unset)
     return replace(cell, workload=reference)
+
+
+def _entry_of(workload: WorkloadRef) -> dict[str, Any]:
+    """Return the entry by which a sweep file asks for a recorded workload."""
+    if not workload.is_script:
+        return {
+            "uses": workload.uses,
+            "options": workload.options,
+            "data": section_of(workload.settings, "data"),
+        }
+    entry: dict[str, Any] = {
+        "options": workload.options,
+        "arguments": list(workload.arguments or ()),
+        "target": None,
+        "module": workload.module,
+        "launch": workload.launch,
+    }
+    if workload.target is not None:
+        entry["target"] = asdict(workload.target)
+    if workload.module is None:
+        entry["uses"] = workload.uses
+    return entry
+
+
+def cell_in_fp64(cell: Cell) -> Cell:
+    """Return a cell that computes the same as another one, in double precision.
+
+    It has no rule to stop: with one, it might stop at another evaluation.
+    """
+    axes = replace(cell.axes, precision="fp64")
+    return replace(cell, axes=axes, stop=None)
 
 
 def rebuild_sweep(
@@ -117,4 +138,5 @@ def rebuild_profile(settings: RunSettings | None, world_size: int) -> Profile:
 
 def public_environment(settings: RunSettings) -> dict[str, str]:
     """Return the variables of a recorded profile whose values were not withheld."""
-    return {name: value for name, value in settings.environment.items() if value != WITHHELD}
+    variables = settings.environment.items()
+    return {name: value for name, value in variables if value != WITHHELD}

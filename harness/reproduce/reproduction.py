@@ -35,6 +35,7 @@ from harness.reproduce.conditions import (
     is_same_computation,
     most_likely_cause,
 )
+from harness.reproduce.rebuild import cell_in_fp64
 from harness.reproduce.rerun import MakeListener, Original, Prepared, prepare, run_again
 from harness.reproduce.source import Choice
 from harness.sweep.cell import Cell, placeholders_of
@@ -120,8 +121,12 @@ def reproduce(
     trials = []
     for entry in prepared:
         trial_id = entry.original.record.trial.id
-        exact_runs = [records[trial_id] for records in (exact, control) if trial_id in records]
-        trials.append(_judge_trial(entry, again.get(trial_id), exact_runs, demanded))
+        exact_runs = []
+        for records in (exact, control):
+            if trial_id in records:
+                exact_runs.append(records[trial_id])
+        trial = _judge_trial(entry, again.get(trial_id), exact_runs, demanded)
+        trials.append(trial)
     outcomes = [trial.outcome for trial in trials]
     verdict = ReproductionVerdict(
         subject=subject,
@@ -158,10 +163,7 @@ def _find_undecided(
             continue
         entries = _differences(recorded, record)
         if has_other_kernels(entries) and is_same_computation(entries):
-            axes = replace(entry.trial.cell.axes, precision="fp64")
-            # With the rule, it might stop at another evaluation.
-            cell = replace(entry.trial.cell, axes=axes, stop=None)
-            trial = replace(entry.trial, cell=cell)
+            trial = replace(entry.trial, cell=cell_in_fp64(entry.trial.cell))
             undecided.append(replace(entry, trial=trial))
     return undecided
 
@@ -193,7 +195,11 @@ def _judge_trial(
     """
     recorded = prepared.original.record
     code = f"{prepared.source.choice}: {prepared.source.reason}"
-    verdict = TrialVerdict(trial=recorded.trial.id, again=prepared.trial.id, code=code)
+    verdict = TrialVerdict(
+        trial=recorded.trial.id,
+        again=prepared.trial.id,
+        code=code,
+    )
     if again is None:
         return replace(verdict, failure="it was not run")
     if again.status not in COMPLETE:

@@ -70,8 +70,9 @@ def originals(
     """
     complete = [record for record in records if record.status in COMPLETE]
     if not complete:
-        statuses = ", ".join(sorted({record.status for record in records}))
-        raise BadInput(f"found trials that are {statuses or 'not there'}; allowed: done or invalid")
+        statuses = {record.status for record in records}
+        found = ", ".join(sorted(statuses)) or "not there"
+        raise BadInput(f"found trials that are {found}; allowed: done or invalid")
     chosen = complete
     if only:
         trials = [record.trial for record in complete]
@@ -115,31 +116,13 @@ def prepare(
     for original in originals:
         record = original.record
         recorded = record.trial.cell
-        base = locate_base(recorded.workload, original.base_folder, Path.cwd()).absolute()
-        present: Cell | None = None
-        problem: BadInput | None = None
-        try:
-            present = rebuild_cell(recorded, base, data)
-        except BadInput as error:
-            # The workload here may have lost an option that the recorded one has. That is no error
-            # where the recorded code is available.
-            problem = error
-        repository = record.environment.repository if record.environment is not None else None
-        source = choose_source(
-            repository,
-            read_diff(repository, original.sweep_folder),
-            recorded.workload,
-            None if present is None else present.workload,
-            base,
-            code,
-        )
-        if problem is not None and source.choice == "here":
-            raise problem
+        base = locate_base(recorded.workload, original.base_folder, Path.cwd())
+        base = base.absolute()
+        source, cell = _choose_code(original, base, code, data)
         if (base, source) not in checkouts:
             folder = stack.enter_context(source_checked_out(source, base))
             checkouts[base, source] = folder
         base_folder = checkouts[base, source]
-        cell = present
         if cell is None or base_folder != base:
             cell = rebuild_cell(recorded, base_folder, data)
         profile = rebuild_profile(record.settings, cell.axes.world_size)
@@ -157,6 +140,38 @@ def prepare(
     return prepared
 
 
+def _choose_code(
+    original: Original, base: Path, code: Choice | None, data: Sequence[str]
+) -> tuple[Source, Cell | None]:
+    """Return which code a trial runs with, and its cell as planned from the files at `base`.
+
+    The cell is None where these can't plan it and the recorded code runs.
+    """
+    record = original.record
+    recorded = record.trial.cell
+    present: Cell | None = None
+    problem: BadInput | None = None
+    try:
+        present = rebuild_cell(recorded, base, data)
+    except BadInput as error:
+        # The workload here may have lost an option that the recorded one has. That is no error
+        # where the recorded code is available.
+        problem = error
+    environment = record.environment
+    repository = None if environment is None else environment.repository
+    source = choose_source(
+        repository,
+        read_diff(repository, original.sweep_folder),
+        recorded.workload,
+        None if present is None else present.workload,
+        base,
+        code,
+    )
+    if problem is not None and source.choice == "here":
+        raise problem
+    return source, present
+
+
 def run_again(
     prepared: Sequence[Prepared], results: Results, make_listener: MakeListener
 ) -> dict[str, Record]:
@@ -168,7 +183,12 @@ def run_again(
     groups: dict[tuple[object, ...], list[Prepared]] = {}
     for entry in prepared:
         record = entry.original.record
-        key = (record.sweep, entry.base_folder, repr(entry.profile), repr(record.settings))
+        key = (
+            record.sweep,
+            entry.base_folder,
+            repr(entry.profile),
+            repr(record.settings),
+        )
         group = groups.setdefault(key, [])
         group.append(entry)
     for number, group in enumerate(groups.values(), start=1):
@@ -195,6 +215,10 @@ def _run_group(
     for uses in {trial.cell.workload.uses for trial in trials}:
         # From here, in case other folders were added later.
         imported_distributions(uses, sweep.base_folder)
+    stacks = {}
+    for entry in group:
+        if entry.stack is not None:
+            stacks[entry.stack.name] = entry.stack
     folder = results.sweep_folder(sweep.name)
     records: dict[str, Record] = {}
     with ExitStack() as stack:
@@ -209,7 +233,7 @@ def _run_group(
             launcher=Torchrun.of(profile).start,
             listener=listener,
             stop=stack.enter_context(deferred_interrupts(listener.on_message)),
-            stacks={entry.stack.name: entry.stack for entry in group if entry.stack is not None},
+            stacks=stacks,
         )
         for record in runner.run(trials):
             records[record.trial.id] = record

@@ -35,7 +35,8 @@ def snapshot_steps(total_steps: int, elements: int) -> list[int]:
     if count == 1:
         return [total_steps]
     spaced = np.geomspace(1, total_steps, count).round()
-    steps: list[int] = np.unique(spaced.astype(int)).tolist()
+    unique = np.unique(spaced.astype(int))
+    steps: list[int] = unique.tolist()
     return steps
 
 
@@ -65,7 +66,8 @@ class SnapshotRecorder(Recorder):
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the next step with a snapshot, if it comes before `stop`."""
         later = [step for step in self._snapshot_steps if step > state.step]
-        return super().before_segment(state, min([stop, *later]))
+        next_stop = min([stop, *later])
+        return super().before_segment(state, next_stop)
 
     def after_segment(self, state: TrainingState, segment: Segment) -> None:
         super().after_segment(state, segment)
@@ -83,7 +85,9 @@ class SnapshotRecorder(Recorder):
 
 def _named_tensors(parts: TrialParts) -> Sequence[tuple[str, Tensor]]:
     """Return parameters, buffers and the workload's state by name; every rank must call this."""
-    states = []
+    tensors: list[tuple[str, Tensor]] = []
+    tensors += parts.model.named_parameters()
+    tensors += parts.model.named_buffers()
     for name, tensor in named_tensors(workload_state(parts.workload)):
-        states.append((f"workload state {name}", tensor))
-    return [*parts.model.named_parameters(), *parts.model.named_buffers(), *states]
+        tensors.append((f"workload state {name}", tensor))
+    return tensors

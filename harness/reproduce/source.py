@@ -72,7 +72,8 @@ def choose_source(
     """
     if workload.uses in BUILT_IN:
         return Source(choice="here", reason="it is built in")
-    if present is not None and workload.code is not None and workload.code == present.code:
+    is_unchanged = present is not None and present.code == workload.code
+    if is_unchanged and workload.code is not None:
         return Source(choice="here", reason="the same as recorded")
     if demanded == "here":
         return Source(choice="here", reason="as demanded; the recorded one differs")
@@ -88,7 +89,10 @@ def choose_source(
     if not recorded.dirty:
         reason = f"commit {commit} of {repository}"
         return Source(
-            choice="recorded", reason=reason, repository=repository, commit=recorded.commit
+            choice="recorded",
+            reason=reason,
+            repository=repository,
+            commit=recorded.commit,
         )
     if demanded != "recorded":
         raise BadInput(
@@ -127,7 +131,9 @@ def locate_base(workload: WorkloadRef, recorded: Path | None, current: Path) -> 
     The working directory, `current`, comes before the recorded folder. Raises BadInput where neither
     has the file. A workload that is built in or installed needs no folder.
     """
-    fallback = recorded if recorded is not None and recorded.is_dir() else current
+    fallback = current
+    if recorded is not None and recorded.is_dir():
+        fallback = recorded
     location = workload.uses.partition(":")[0]
     if workload.uses in BUILT_IN:
         return fallback
@@ -160,15 +166,20 @@ def source_checked_out(source: Source, base: Path) -> Iterator[Path]:
     with (
         ScratchFolder("code") as scratch,
         checked_out(source.repository, source.commit, scratch.path / "tree", ARGUMENT) as tree,
-        tempfile.NamedTemporaryFile(suffix=".diff") as file,
     ):
         if source.changes:
-            file.write(source.changes)
-            file.flush()
-            done = run_git(tree.path, "apply", "--binary", "--whitespace=nowarn", file.name)
-            if done.returncode != 0:
-                raise BadInput(
-                    f"{ARGUMENT}: workload: the recorded changes don't apply:"
-                    f" {one_line(done.stderr)}; allowed: --code here"
-                )
+            _apply_changes(tree.path, source.changes)
         yield tree.counterpart(base)
+
+
+def _apply_changes(tree: Path, changes: bytes) -> None:
+    """Apply recorded changes to the commit that is checked out in `tree`."""
+    with tempfile.NamedTemporaryFile(suffix=".diff") as file:
+        file.write(changes)
+        file.flush()
+        done = run_git(tree, "apply", "--binary", "--whitespace=nowarn", file.name)
+    if done.returncode != 0:
+        raise BadInput(
+            f"{ARGUMENT}: workload: the recorded changes don't apply:"
+            f" {one_line(done.stderr)}; allowed: --code here"
+        )

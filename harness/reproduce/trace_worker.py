@@ -35,4 +35,5 @@ def trace_rank(
         with recorder_class(parts, state, recording, path) as trainer.hooks:
             trainer.run(min(recording.last_step, parts.total_steps))
         del parts, trainer  # the process group ends after them
-    return replace(entered, loss=np.asarray(state.series["loss"], dtype=np.float32))
+    losses = np.asarray(state.series["loss"], dtype=np.float32)
+    return replace(entered, loss=losses)

@@ -76,12 +76,7 @@ class Tracer:
         self._profile = profile
         self._timeout = timeout
 
-    def trace(
-        self,
-        name: str,
-        traced: TracedTrial,
-        recording: Recording,
-    ) -> TracedRun:
+    def trace(self, name: str, traced: TracedTrial, recording: Recording) -> TracedRun:
         """Run a trial; return its run with the traces of its ranks.
 
         Raises HarnessError with a rank's own message if one fails; the log that it names stays.
@@ -102,7 +97,11 @@ class Tracer:
 
 
 def diff_trials(
-    a: TracedTrial, b: TracedTrial, profile: Profile, timeout: float, last_step: int = LAST_STEP
+    a: TracedTrial,
+    b: TracedTrial,
+    profile: Profile,
+    timeout: float,
+    last_step: int = LAST_STEP,
 ) -> TraceDiff:
     """Run two trials on this machine up to `last_step`, and return where they diverge.
 
@@ -132,17 +131,24 @@ def diff_traced(
     unmatched = [*steps.other_tensors_a, *steps.other_tensors_b]
     if unmatched:
         first_step = min(mark.step for mark in unmatched)
-        _, named = _trace_both(tracer, a, b, Recording(last_step=first_step))
+        by_name = Recording(last_step=first_step)
+        _, named = _trace_both(tracer, a, b, by_name)
         only_a = tensors_of(named.other_tensors_a)
         only_b = tensors_of(named.other_tensors_b)
         lone = _lone_gradients([*named.other_tensors_a, *named.other_tensors_b])
         first_unmatched = min(lone, key=lambda mark: mark.moment, default=None)
         common = replace(overview, left_out=[*only_a, *only_b])
         _, steps = _trace_both(tracer, a, b, common)
-    diff = TraceDiff(steps=steps, only_a=only_a, only_b=only_b, first_unmatched=first_unmatched)
+    diff = TraceDiff(
+        steps=steps,
+        only_a=only_a,
+        only_b=only_b,
+        first_unmatched=first_unmatched,
+    )
     if steps.divergence is None:
         return diff
-    detail = Recording(last_step=steps.divergence.earliest.mark.step, values=True)
+    first_differing = steps.divergence.earliest.mark.step
+    detail = Recording(last_step=first_differing, values=True)
     (run_a, run_b), tensors = _trace_both(tracer, a, b, detail)
     differences = []
     if tensors.divergence is not None:
@@ -195,11 +201,15 @@ def diff_recorded(a: Record, b: Record, profile: Profile) -> RecordedDiff:
     """
     agreement = compare_evidence(evidence_of_record(a), evidence_of_record(b))
     first = agreement.first_difference
-    if first is None:
-        return RecordedDiff(a=a, b=b, agreement=agreement, again=None)
-    timeout = max(_timeout(a), _timeout(b))
-    last_step = LAST_STEP if first.step is None else first.step
-    again = diff_trials(_to_trace(a), _to_trace(b), profile, timeout, last_step)
+    again = None
+    if first is not None:
+        again = diff_trials(
+            _to_trace(a),
+            _to_trace(b),
+            profile,
+            timeout=max(_timeout(a), _timeout(b)),
+            last_step=LAST_STEP if first.step is None else first.step,
+        )
     return RecordedDiff(a=a, b=b, agreement=agreement, again=again)
 
 
@@ -210,5 +220,7 @@ def _timeout(record: Record) -> float:
 
 def _to_trace(record: Record) -> TracedTrial:
     """Return a recorded trial as one to trace."""
-    base_folder = Path() if record.settings is None else Path(record.settings.base_folder)
+    base_folder = Path()
+    if record.settings is not None:
+        base_folder = Path(record.settings.base_folder)
     return TracedTrial(trial=record.trial, base_folder=base_folder)

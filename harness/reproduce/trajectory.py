@@ -5,7 +5,6 @@ One tensor is read at a time, so the memory needed does not grow with the model'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,19 +35,18 @@ def distances(folder: Path, reference: Path, exact: Path | None) -> list[TensorD
         )
     measured = []
     for step in common:
-        path, reference_path = snapshots[step], references[step]
         exact_path = None if exact is None else list_snapshots(exact)[step]
-        names = tensor_names(path)
-        if names != tensor_names(reference_path):
-            raise HarnessError(f"step {step}: found other tensors than the reference has")
-        measured += _distances_between(step, names, path, reference_path, exact_path)
+        measured += _distances_at(step, snapshots[step], references[step], exact_path)
     return measured
 
 
-def _distances_between(
-    step: int, names: Sequence[str], path: Path, reference_path: Path, exact_path: Path | None
+def _distances_at(
+    step: int, path: Path, reference_path: Path, exact_path: Path | None
 ) -> list[TensorDistance]:
-    """Return the distances of the tensors with these names in three files."""
+    """Return the distances of all tensors of the snapshots after one step."""
+    names = tensor_names(path)
+    if names != tensor_names(reference_path):
+        raise HarnessError(f"step {step}: found other tensors than the reference has")
     measured = []
     for name in names:
         exact = None if exact_path is None else read_tensor(exact_path, name)
@@ -59,20 +57,27 @@ def _distances_between(
 
 
 def distance(
-    step: int, name: str, tensor: Tensor, reference: Tensor, exact: Tensor | None
+    step: int,
+    name: str,
+    tensor: Tensor,
+    reference: Tensor,
+    exact: Tensor | None,
 ) -> TensorDistance:
     """Return how far a tensor is from the reference's, and both from the one in fp64."""
     is_alike = tensor.dtype == reference.dtype and tensor.shape == reference.shape
     differing = differing_elements(tensor, reference) if is_alike else tensor.numel()
+    reference_dtype = None
+    if reference.dtype != tensor.dtype:
+        reference_dtype = _name_of(reference.dtype)
     error = reference_error = scale = None
     is_finite = True
     if exact is not None and exact.is_floating_point() and exact.shape == tensor.shape:
         exact = exact.double()
         # Torch subtracts, as numpy warns of the difference of two infinities.
-        error = finite(root_mean_square((tensor.double() - exact).numpy()))
+        error = _rms(tensor.double() - exact)
+        reference_error = _rms(reference.double() - exact)
+        scale = _rms(exact)
         is_finite = error is not None
-        reference_error = finite(root_mean_square((reference.double() - exact).numpy()))
-        scale = finite(root_mean_square(exact.numpy()))
     return TensorDistance(
         step=step,
         name=name,
@@ -83,8 +88,13 @@ def distance(
         reference_error=reference_error,
         scale=scale,
         is_finite=is_finite,
-        reference_dtype=_name_of(reference.dtype) if tensor.dtype != reference.dtype else None,
+        reference_dtype=reference_dtype,
     )
+
+
+def _rms(tensor: Tensor) -> float | None:
+    """Return the root mean square of a tensor's elements, None if it is not finite."""
+    return finite(root_mean_square(tensor.numpy()))
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -32,9 +32,9 @@ class TensorDifference:
     differing: int  # elements whose bits differ; all of them where the shapes do
     # The largest distances of an element, None where there are none to compare: of another shape or
     # type. Units in the last place count the floats between two values, and are of floats only.
-    largest_ulp: int | None
-    largest_absolute: float | None
-    largest_relative: float | None  # of the larger value; NaN where one is NaN
+    largest_ulp: int | None = None
+    largest_absolute: float | None = None
+    largest_relative: float | None = None  # of the larger value; NaN where one is NaN
 
 
 def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
@@ -43,14 +43,7 @@ def difference(path_a: Path, path_b: Path, at: RankMark) -> TensorDifference:
     a = read_tensor(path_a, name)
     b = read_tensor(path_b, name)
     if a.shape != b.shape or a.dtype != b.dtype:
-        return TensorDifference(
-            at=at,
-            elements=a.numel(),
-            differing=a.numel(),
-            largest_ulp=None,
-            largest_absolute=None,
-            largest_relative=None,
-        )
+        return TensorDifference(at=at, elements=a.numel(), differing=a.numel())
     largest_ulp = None
     if a.dtype in UNSIGNED:
         largest_ulp = ulp_distance(a, b)
@@ -78,7 +71,8 @@ def differing_elements(a: Tensor, b: Tensor) -> int:
 def ulp_distance(a: Tensor, b: Tensor) -> int:
     """Return the largest number of floats between corresponding elements, MOST_FLOATS if it is more."""
     unsigned = UNSIGNED[a.dtype]
-    bits_a, bits_b = (tensor.reshape(-1).view(unsigned).numpy() for tensor in (a, b))
+    bits_a = a.reshape(-1).view(unsigned).numpy()
+    bits_b = b.reshape(-1).view(unsigned).numpy()
     largest = int(floats_apart(bits_a, bits_b).max())
     return min(largest, MOST_FLOATS)
 
@@ -86,7 +80,8 @@ def ulp_distance(a: Tensor, b: Tensor) -> int:
 def _bits(tensor: Tensor) -> Tensor:
     """Return the bytes of each element, shape (elements, bytes of an element)."""
     flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(len(flat), tensor.element_size())
+    shape = (len(flat), tensor.element_size())
+    return flat.view(torch.uint8).reshape(shape)
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
