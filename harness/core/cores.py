@@ -30,4 +30,5 @@ def core_position(core: int, system: Path = SYSTEM) -> tuple[int, int]:
     folder = system / f"devices/system/cpu/cpu{core}/topology"
     socket = int((folder / "physical_package_id").read_text(encoding="ascii"))
     threads = (folder / "thread_siblings_list").read_text(encoding="ascii")  # as in `0,4` or `0-1`
-    return socket, int(re.split("[,-]", threads)[0])
+    lowest = re.split("[,-]", threads)[0]
+    return socket, int(lowest)

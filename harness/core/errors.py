@@ -132,7 +132,8 @@ def one_line(text: object, limit: int = 300) -> str:
     Texts of other libraries, and of files, may hold escape sequences that change a terminal. A text
     that was cut ends in an ellipsis.
     """
-    joined = " ".join(ESCAPE_SEQUENCE.sub("", str(text)).split())
+    plain = ESCAPE_SEQUENCE.sub("", str(text))
+    joined = " ".join(plain.split())
     flat = "".join(character for character in joined if character.isprintable())
     if len(flat) <= limit:
         return flat

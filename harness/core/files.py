@@ -107,7 +107,8 @@ def private_umask() -> Iterator[int]:
 
 def open_log(log: Path) -> BinaryIO:
     """Open a log for reading; raises OSError, also for a link and for what is no regular file."""
-    if log.is_symlink() or (log.exists() and not log.is_file()):
+    is_special = log.exists() and not log.is_file()
+    if log.is_symlink() or is_special:
         raise PermissionError(errno.EPERM, "is no regular file")
     return log.open("rb")
 

@@ -35,8 +35,11 @@ def import_variables() -> dict[str, str]:
     searched = sys.path if sys.flags.safe_path else sys.path[1:]
     if str(ROOT) in searched:
         return {}
-    entries = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
-    return {"PYTHONPATH": os.pathsep.join(entry for entry in entries if entry)}
+    entries = [str(ROOT)]
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited:
+        entries.insert(0, inherited)
+    return {"PYTHONPATH": os.pathsep.join(entries)}
 
 
 def bind_workloads() -> None:
@@ -49,7 +52,8 @@ def bind_workloads() -> None:
     if imported is not None:
         ours = ROOT / WORKLOADS
         folders = list(getattr(imported, "__path__", []))
-        if ours.is_dir() and ours.resolve() not in [Path(folder).resolve() for folder in folders]:
+        real_folders = [Path(folder).resolve() for folder in folders]
+        if ours.is_dir() and ours.resolve() not in real_folders:
             raise BadInput(
                 f"found the package {WORKLOADS!r} of {', '.join(folders) or 'a single file'} imported;"
                 f" allowed: that of {ours}: import the harness before your own, or rename yours"

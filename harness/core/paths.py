@@ -165,7 +165,11 @@ class SweepFolder:
         folders that are looked at, by default of all.
         """
         names = self.subfolders() if among is None else among
-        return sorted(name for name in names if self.trial_folder(name).record_path.exists())
+        recorded = []
+        for name in names:
+            if self.trial_folder(name).record_path.exists():
+                recorded.append(name)
+        return sorted(recorded)
 
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
@@ -194,7 +198,8 @@ def tracking_flag(uri: str | None) -> str:
     if uri is None or uri == os.environ.get("MLFLOW_TRACKING_URI"):
         return ""
     parts = urlsplit(uri)
-    shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    host = parts.netloc.rpartition("@")[2]
+    shown = parts._replace(netloc=host).geturl()
     return f" --tracking-uri {shlex.quote(shown)}"
 
 
@@ -232,8 +237,9 @@ class Results:
         A folder that is there may be named itself, as shells complete it.
         """
         # With its digits, the folder of a long name is too long to be safe as it is.
-        if MADE_SAFE.fullmatch(name) and (self.runs / name).is_dir():
-            return SweepFolder(self.runs / name)
+        named = self.runs / name
+        if MADE_SAFE.fullmatch(name) and named.is_dir():
+            return SweepFolder(named)
         return SweepFolder(self.runs / safe_folder_name(name))
 
     def record_paths_by_cell(self) -> dict[str, list[Path]]:
@@ -242,7 +248,8 @@ class Results:
         for folder in sorted(self.runs.glob("*/*-s*-r*/")):
             path = TrialFolder.newest(folder).record_path
             if path.exists():
-                paths.setdefault(folder.name.rpartition("-s")[0], []).append(path)
+                cell_id = folder.name.rpartition("-s")[0]
+                paths.setdefault(cell_id, []).append(path)
         return paths
 
 
@@ -262,7 +269,8 @@ def safe_folder_name(name: str) -> str:
     characters stay, at most 60 of them, and 8 digits of the name's SHA-256 tell it from names that
     differ in what was replaced.
     """
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:60]
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    safe = safe.strip(".-")[:60]
     if safe and safe == name:
         return safe
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -46,7 +46,8 @@ def listen(address: str, port: int) -> socket.socket:
     this node alone, as Debian's 127.0.1.1, and those of an address that this node does not have
     itself, as behind a translation. Other nodes may reach it by either.
     """
-    family, _, _, _, resolved = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, resolved = addresses[0]
     is_loopback = ip_address(resolved[0]).is_loopback
     if not is_loopback or address in (resolved[0], "localhost"):
         try:

@@ -68,21 +68,21 @@ def end_process(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def die_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """Have the kernel send this process a signal when its parent ends, however that ends.
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends.
 
-    Linux only. If the parent has ended already, the kernel sends nothing, so this process sends the
-    signal to itself. That takes the id of the parent that it was started by: `parent`, or the
-    variable of `parent_variables`. Without either, a parent that has ended is not noticed.
+    Linux only. If the parent has ended already, the kernel sends nothing, so this process kills
+    itself. That takes the id of the parent that it was started by: `parent`, or the variable of
+    `parent_variables`. Without either, a parent that has ended is not noticed.
     """
     variable = os.environ.pop(PARENT_VARIABLE, None)  # it does not hold for what this one starts
     if sys.platform != "linux":
         return
     if parent is None and variable is not None:
         parent = int(variable)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def parent_variables() -> dict[str, str]:
@@ -110,12 +110,14 @@ def _kill_descendants() -> None:
     import psutil
 
     deadline = time.monotonic() + KILL_TIMEOUT
+    children = psutil.Process().children(recursive=True)
     # Again and again, because a process may fork while it is looked for.
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+    while children and time.monotonic() < deadline:
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         psutil.wait_procs(children, timeout=0.1)
+        children = psutil.Process().children(recursive=True)
 
 
 def wait_for_idle_threads(timeout: float = 1.0) -> None:
@@ -142,7 +144,9 @@ def _other_threads() -> Iterator[str]:
         if int(thread.name) != threading.get_native_id():
             with suppress(OSError):  # it has just ended
                 # `TID (NAME) STATE …`, where the name may hold spaces and parentheses (man proc).
-                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+                text = (thread / "stat").read_text()
+                after_name = text.rpartition(")")[2]
+                yield after_name.split()[0]
 
 
 def start_session(
@@ -223,8 +227,12 @@ def run_command(
             raise HarnessError(f"{ended}; {remedy}".rstrip("; ")) from None
         finally:
             end_process_group(process)
-    code, text = process.returncode, output.decode(errors=undecodable)
-    return subprocess.CompletedProcess(command, code, text, errors.decode(errors="replace"))
+    return subprocess.CompletedProcess(
+        command,
+        process.returncode,
+        stdout=output.decode(errors=undecodable),
+        stderr=errors.decode(errors="replace"),
+    )
 
 
 if __name__ == "__main__":

@@ -44,8 +44,10 @@ def client_variables() -> dict[str, str]:
 def submission_variables() -> dict[str, str]:
     """Return the variables for sbatch, without options and without those of a job around us."""
     variables = client_variables()
-    of_jobs = {name for name in variables if name.startswith(JOB_PREFIXES)} - CONNECTION
-    return {name: variables[name] for name in variables.keys() - of_jobs}
+    for name in list(variables):
+        if name.startswith(JOB_PREFIXES) and name not in CONNECTION:
+            del variables[name]
+    return variables
 
 
 def ignored_variables() -> list[str]:
@@ -53,8 +55,11 @@ def ignored_variables() -> list[str]:
 
     Inside a job, the variables that Slurm itself has set are not the user's and left out.
     """
-    prefixes = ("SBATCH_",) if "SLURM_JOB_ID" in os.environ else ("SBATCH_", *JOB_PREFIXES)
-    return sorted({name for name in os.environ if name.startswith(prefixes)} - CONNECTION)
+    prefixes: tuple[str, ...] = ("SBATCH_",)
+    if "SLURM_JOB_ID" not in os.environ:
+        prefixes += JOB_PREFIXES
+    names = {name for name in os.environ if name.startswith(prefixes)}
+    return sorted(names - CONNECTION)
 
 
 @contextmanager

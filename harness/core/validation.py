@@ -18,7 +18,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -164,9 +164,12 @@ def members_of(kind: Any) -> list[Any]:
     """Return the types that a value may have: those of a union, without annotations."""
     if get_origin(kind) is Annotated:
         return members_of(get_args(kind)[0])
-    if get_origin(kind) in UNIONS:
-        return list(chain.from_iterable(map(members_of, get_args(kind))))
-    return [kind]
+    if get_origin(kind) not in UNIONS:
+        return [kind]
+    members: list[Any] = []
+    for argument in get_args(kind):
+        members += members_of(argument)
+    return members
 
 
 def _parts(kind: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:

@@ -100,13 +100,16 @@ class Tree:
         this process imports from, then what PYTHONPATH has.
         """
         entries = [str(self.path)]
+        real_top = self.top.resolve()
         for entry in sys.path:
             folder = Path(entry)
-            if entry and folder.is_dir() and folder.resolve().is_relative_to(self.top.resolve()):
+            is_inside = folder.is_dir() and folder.resolve().is_relative_to(real_top)
+            if entry and is_inside:
                 counterpart = self.counterpart(folder)
                 if "site-packages" not in counterpart.parts:
                     entries.append(str(counterpart))
-        for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        inherited = os.environ.get("PYTHONPATH", "")
+        for entry in inherited.split(os.pathsep):
             if entry:
                 entries.append(str(self.counterpart(Path(entry))))
         return os.pathsep.join(dict.fromkeys(entries))
@@ -145,13 +148,10 @@ def checked_out(
     revision: str,
     folder: Path,
     argument: str = "--against",
-    *,
-    is_linked: bool = True,
 ) -> Iterator[Tree]:
     """Check a revision out in `folder` for as long as the context lasts.
 
-    `is_linked` says whether `link_what_git_has_not` is called. Raises BadInput, which names the command
-    line's argument.
+    Raises BadInput, which names the command line's argument.
     """
     commit = resolve_commit(repository, revision, argument)
     context = f"{argument} {revision}"
@@ -162,10 +162,10 @@ def checked_out(
         if line.startswith("worktree ") and is_removed_scratch(path.parent):
             run_git(repository, "worktree", "remove", "--force", "--force", str(path))
     try:
-        _git_output(repository, "worktree", "add", "--detach", str(folder), commit, context=context)
+        arguments = ("worktree", "add", "--detach", str(folder), commit)
+        _git_output(repository, *arguments, context=context)
         tree = Tree(name=revision, top=repository, path=folder)
-        if is_linked:
-            tree.link_what_git_has_not()
+        tree.link_what_git_has_not()
         yield tree
     finally:
         # Forced twice, as git locks a worktree while it makes it, and keeps it locked if it is
