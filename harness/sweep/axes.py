@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from operator import attrgetter
 from typing import Annotated, Any, Literal, get_type_hints
 
 from harness.core.errors import did_you_mean
@@ -148,7 +147,7 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return dict(zip(AXES, READ_ALL(self), strict=True))
+        return {axis: getattr(self, field) for axis, field in FIELDS.items()}
 
     @cached_property
     def changed(self) -> dict[str, Any]:
@@ -178,11 +177,10 @@ def _axis_of(field: str) -> str:
 
 # The field of each axis, in the order of the class, and its annotated type. Without `include_extras`, the
 # bounds inside Annotated would be lost.
-FIELDS = {_axis_of(field.name): field.name for field in fields(Axes)}
 _types = get_type_hints(Axes, include_extras=True)
-AXIS_TYPES: dict[str, Any] = {axis: _types[field] for axis, field in FIELDS.items()}
+FIELDS = {_axis_of(field): field for field in _types}
+AXIS_TYPES: dict[str, Any] = dict(zip(FIELDS, _types.values(), strict=True))
 AXES = tuple(FIELDS)
-READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values

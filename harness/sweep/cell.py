@@ -63,11 +63,6 @@ def is_setting(axis: str) -> bool:
     return axis.startswith(("options.", "data."))
 
 
-def is_axis(name: str) -> bool:
-    """Return whether a name is one of an axis: of the harness's, of a setting, of a variable."""
-    return name in AXES or name.startswith(PREFIX) or is_setting(name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Length:
     """A length of training, in optimizer steps or in epochs, of which exactly one is set."""
@@ -225,11 +220,6 @@ class WorkloadRef:
         """Return whether the workload gets an axis: a script has those that are known of it."""
         return not self.is_script or axis not in AXES or axis in self.script_axes
 
-    @cached_property
-    def identity_digest(self) -> str:
-        """The SHA-256 of the identity, which many cells share."""
-        return _sha256(self.identity)
-
     @property
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
@@ -282,15 +272,16 @@ class Cell:
         It has only the settings that the sweep sets. So each arm of a gate takes the others from the
         defaults of its code.
         """
-        workload, settings = self.workload, dict(self.workload.settings)
-        for axis in workload.unset:
+        settings = dict(self.workload.settings)
+        for axis in self.workload.unset:
             settings.pop(axis, None)
-        return replace(self, workload=replace(workload, code=None, settings=settings))
+        workload = replace(self.workload, code=None, settings=settings)
+        return replace(self, workload=workload)
 
     def digest(self, code: Mapping[str, str] | None) -> str:
         """Return the SHA-256 over all settings and the code."""
         settings: dict[str, Any] = {
-            "workload": self.workload.identity_digest,
+            "workload": _sha256(self.workload.identity),
             "axes": self.axes.changed,
             "length": str(self.length),
             "evaluate": str(self.evaluate),
@@ -335,8 +326,8 @@ class Cell:
     @property
     def levels(self) -> dict[str, Any]:
         """Return the value of every axis, by its name in a sweep file."""
-        names = list(filter(self.workload.receives, axis_names([self])))
-        return dict(zip(names, map(self.level, names), strict=True))
+        names = filter(self.workload.receives, axis_names([self]))
+        return {name: self.level(name) for name in names}
 
     @cached_property
     def label(self) -> str:
@@ -346,7 +337,8 @@ class Cell:
         `AXIS=VALUE`, the variables that are set, and the settings that are axes.
         """
         variables = [f"{PREFIX}{name}" for name in self.variables_set]
-        axes = dict.fromkeys([*LABEL_AXES, *self.axes.changed, *variables, *self.workload.axes])
+        shown = [*LABEL_AXES, *self.axes.changed, *variables, *self.workload.axes]
+        axes = dict.fromkeys(shown)
         axes.pop("world_size", None)
         parts = [self.workload.label]
         for axis in axes:
@@ -450,4 +442,5 @@ def same_value(a: Any, b: Any) -> bool:
 
 def _sha256(content: Any) -> str:
     """Return the SHA-256 of a value as JSON; the order of keys makes no difference."""
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+    encoded = msgspec.json.encode(content, order="sorted")
+    return hashlib.sha256(encoded).hexdigest()

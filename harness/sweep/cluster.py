@@ -201,7 +201,8 @@ def check_fits(
         if world_size > ranks and not may_share_cores:
             problem = f"world_size: found {world_size}; allowed: at most {ranks}, {reason}"
         if problem:
-            raise BadInput(": ".join(filter(None, [str(source or ""), cell.label, problem])))
+            where = cell.label if source is None else f"{source}: {cell.label}"
+            raise BadInput(f"{where}: {problem}")
 
 
 def available_slots(profile: Profile) -> tuple[int, str]:

@@ -52,7 +52,8 @@ def describe_dynamic_files(reference: WorkloadRef, base_folder: Path) -> dict[st
     imported from, to their SHA-256. One that is gone by now does not fail the trial
     that is about to end.
     """
-    planned = {path.resolve() for path in find_source(reference.uses, base_folder).files.values()}
+    source = find_source(reference.uses, base_folder)
+    planned = {path.resolve() for path in source.files.values()}
     digests = {}
     for name, path in user_files().items():
         if path.resolve() not in planned:
@@ -69,7 +70,8 @@ def check_code(reference: WorkloadRef, base_folder: Path) -> None:
         return
     present = describe_code(find_source(reference.uses, base_folder))
     for name, _ in sorted(reference.code.items() ^ present.items()):
-        found, planned = _head(present.get(name)), _head(reference.code.get(name))
+        found = _head(present.get(name))
+        planned = _head(reference.code.get(name))
         problem = f"{name}: found {found}; allowed: {planned}"
         raise CodeChanged(f"{problem}: the workload's code has changed {REMEDY}")
 
@@ -127,7 +129,8 @@ def files_by_setting(options: Settings, data: Settings) -> dict[str, Files]:
             for place, root in settings.paths().items():
                 if path.is_relative_to(root):
                     names[place.partition("[")[0]] = f"{place}/{path.relative_to(root).as_posix()}"
-            for setting, name in (names or {"files": path.name}).items():
+            names = names or {"files": path.name}
+            for setting, name in names.items():
                 by_setting.setdefault(f"{section}.{setting}", []).append((name, path))
     return by_setting
 

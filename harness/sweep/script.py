@@ -30,7 +30,6 @@ REFUSED_KEYS = ("stop", "evaluate", "checkpoint", "profile", "data")
 
 def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
     """Return why a script can't run with these axes, None if it can: it must get all of them."""
-    arguments = reference.arguments or ()
     options = reference.options
     for name, value in axes.changed.items():
         is_unknown = name == "batch_size" and value == UNKNOWN_BATCH_SIZE
@@ -40,7 +39,7 @@ def find_conflict(reference: WorkloadRef, axes: Axes) -> str | None:
             return f"{name} {value}: {reason}; {remedy}"
     if reference.launch == "python" and axes.world_size > 1:
         return f"world_size {axes.world_size}: launch: python starts one process"
-    names = placeholders_of(arguments)
+    names = placeholders_of(reference.arguments or ())
     for name in names:
         if name in AXES and name not in options and axes.value(name) is None:
             return f"{{{name}}} has no value; set the axis {name} or `options: {{{name}: …}}`"
@@ -87,7 +86,8 @@ def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     for name in REFUSED_KEYS:
         if entry.get(name) or content.get(name):
             problem = "found it with a script, which does this itself; allowed: arguments"
-            raise document.error((*key, name) if entry.get(name) else (name,), problem)
+            place = (*key, name) if entry.get(name) else (name,)
+            raise document.error(place, problem)
     length = entry.get("length") or content.get("length") or {}
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"

@@ -41,12 +41,10 @@ def select(sweep: Sweep, only: Sequence[str], recorded: Iterable[Trial] = ()) ->
     if not only:
         return sweep
     chosen = select_trials([*sweep.trials(), *recorded], only)
-    ids, seeds = set(), set()
-    for trial in chosen:
-        ids.add(trial.cell.id)
-        seeds.add((trial.cell.id, trial.seed))
+    seeds = frozenset((trial.cell.id, trial.seed) for trial in chosen)
+    ids = {trial.cell.id for trial in chosen}
     cells = [cell for cell in sweep.cells if cell.id in ids]
-    return replace(sweep, cells=cells, selected_seeds=frozenset(seeds), all_cells=sweep.cells)
+    return replace(sweep, cells=cells, selected_seeds=seeds, all_cells=sweep.cells)
 
 
 def select_trials(trials: Sequence[Trial], only: Sequence[str], option: str = ONLY) -> list[Trial]:

@@ -75,7 +75,8 @@ class Sweep(SweepKeys):
     @property
     def all_seeds(self) -> list[int]:
         """Return the seeds that any cell is trained with, in the order in which they run."""
-        return list(dict.fromkeys(chain.from_iterable(map(self.seeds_of, self.cells))))
+        seeds = chain.from_iterable(map(self.seeds_of, self.cells))
+        return list(dict.fromkeys(seeds))
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
@@ -175,7 +176,9 @@ def _plan(
     document: Document, file: SweepFile, options: Sequence[str], digests: Path | None
 ) -> Sweep:
     """Return the sweep of a document, whose workloads this process imports; raises BadInput."""
-    workloads = [SweepWorkload(document, label, file.workloads[label]) for label in file.workloads]
+    workloads = []
+    for label, entry in file.workloads.items():
+        workloads.append(SweepWorkload(document, label, entry))
     matrix = Matrix(document, file, workloads)
     # By id, as `include` may add what the matrix already has.
     cells: dict[str, Cell] = {}
@@ -240,7 +243,8 @@ def _judged_points(
     length = entry.length or file.length
     planned: dict[str, PlannedWorkload] = {}  # by the settings, as text
     for point, included_by in matrix.points(workload):
-        axes = Axes.of({axis: point[axis] for axis in point.keys() & FIELDS.keys()})
+        values = {axis: value for axis, value in point.items() if axis in FIELDS}
+        axes = Axes.of(values)
         settings = {axis: value for axis, value in point.items() if is_setting(axis)}
         lacking = (settings.keys() & matrix.axes.keys()) - workload.setting_types.keys()
         for axis in lacking:  # planned without it: rules of `exclude` look at the other settings
@@ -249,7 +253,8 @@ def _judged_points(
         if key not in planned:
             planned[key] = workload.plan(settings, digests, matrix.axes)
         reference, _ = planned[key]
-        rule, reason = CONFLICT, find_reason(planned[key], axes)
+        rule = CONFLICT
+        reason = find_reason(planned[key], axes)
         if lacking:
             reason = f"{workload.label} has no {min(lacking)}"
         if included_by is None and matrix.exclude:

@@ -17,13 +17,12 @@ from msgspec import Meta
 
 from harness.core.errors import BadInput
 from harness.core.validation import Key, Line, shown
-from harness.sweep.axes import unknown_axis
+from harness.sweep.axes import AXES, PREFIX, unknown_axis
 from harness.sweep.cell import (
     CheckpointRules,
     Length,
     Stack,
     StopRule,
-    is_axis,
     is_setting,
 )
 from harness.sweep.document import Document, parse_value
@@ -146,7 +145,7 @@ def _apply_set(document: Document, text: str) -> None:
     name, source = name.strip(), f"--set {text}"
     if not equals:
         raise BadInput(f"{source}: found no '='; allowed: --set AXIS=VALUE,VALUE or KEY=VALUE")
-    if is_axis(name):
+    if name in AXES or name.startswith(PREFIX) or is_setting(name):
         _replace_axis(document, name, _parse_list(value, source), source)
         return
     key: Key = tuple(name.split("."))

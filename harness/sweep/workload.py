@@ -85,8 +85,8 @@ class WorkloadEntry:
     def settings(self) -> dict[str, Any]:
         """Return the options and data by their axes."""
         settings = {}
-        for section, values in (("options", self.options), ("data", self.data)):
-            for name, value in values.items():
+        for section in SECTIONS:
+            for name, value in getattr(self, section).items():
                 settings[f"{section}.{name}"] = value
         return settings
 
@@ -103,9 +103,11 @@ class SweepWorkload:
         self.document, self.label, self.entry = document, label, entry
         self.key: Key = ("workloads", label)  # where the entry is in the file, for errors
         self.base = Path(document.sources[()]).absolute().parent  # of relative paths
-        uses, key = entry.uses or label, (*self.key, "uses")
+        uses = entry.uses or label
+        key: Key = (*self.key, "uses")
         if entry.module is not None:
-            uses, key = script.module_file(entry.module, self.base), (*self.key, "module")
+            uses = script.module_file(entry.module, self.base)
+            key = (*self.key, "module")
         has_arguments = entry.arguments is not None or entry.module is not None
         self.declaration = _find_declaration(
             document, uses, key, self.base, has_arguments=has_arguments
@@ -275,7 +277,8 @@ def find_reason(plan: PlannedWorkload, axes: Axes) -> str | None:
 
 def named_declaration(uses: str) -> Declaration:
     """Return the declaration of a workload named on the command line; raises BadInput."""
-    return _find_declaration(Document({}, {(): f"WORKLOAD {uses}"}), uses, (), Path.cwd())
+    command_line = Document({}, {(): f"WORKLOAD {uses}"})
+    return _find_declaration(command_line, uses, (), Path.cwd())
 
 
 def _find_declaration(
@@ -291,7 +294,8 @@ def _find_declaration(
         return BUILT_IN[uses]
     try:
         if uses.endswith(".py") and (is_script(uses, base) or has_arguments):
-            ast.parse((base / Path(uses).expanduser()).read_bytes(), filename=uses)
+            file = base / Path(uses).expanduser()
+            ast.parse(file.read_bytes(), filename=uses)
             return Declaration(uses, Settings, Settings, script.UNKNOWN_BATCH_SIZE)
         workload_class = load_class(uses, base)
         name = workload_class.__name__
