@@ -50,8 +50,8 @@ test-nightly:
 
 # pytest exits with 5 where PYTEST_ARGS leaves a stage without a test.
 test-together: $(VENV)/.compiled system-packages
-	@echo "==> Tests, in four processes"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 10 \
+	@echo "==> Tests, in three processes"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 10 \
 		-m "$(TESTS)" $(LIMIT) $(PYTEST_ARGS) || test $$? -eq 5
 
 campaign: setup-test

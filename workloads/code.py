@@ -44,6 +44,9 @@ class _Finder(ModuleFinder):
         """Return where a module is, the list of its folders for such a package; raises ImportError."""
         folders = self.path if path is None else path
         spec = PathFinder.find_spec(name, folders)
+        if spec is None and name not in sys.builtin_module_names:
+            # ModuleFinder would look again, after it has made Python forget what all folders hold.
+            raise ImportError(f"No module named {name!r}", name=name)
         if spec is not None and spec.origin is None and spec.submodule_search_locations:
             return None, list(spec.submodule_search_locations), PACKAGE
         return super().find_module(name, path, parent)
@@ -62,6 +65,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
 
     Raises OSError and SyntaxError for a file that can't be read.
     """
+    PathFinder.invalidate_caches()  # files may have been written a moment ago
     package = location.partition(".")[0]
     folders = _search_path(base)
     excludes = [name for name in OUR_PACKAGES if name != package]
