@@ -164,9 +164,7 @@ def _warnings(match: Match, comparison: CellComparison) -> list[Reason]:
 
 
 def describe_verdict(verdict: MetricVerdict) -> str:
-    """Return `slower: samples/s 19,024 → 18,120, -4.8% (-5.1% to -4.4%), 5 pairs; what matters:
-    1.0%`.
-    """
+    """Return a verdict with its numbers: `slower: samples/s 19,024 → 18,120, -4.75% (-5.11% to …`."""
     metric = verdict.metric
     estimate = verdict.estimate
     if metric.relative:

@@ -71,7 +71,10 @@ def check_uri(uri: str) -> None:
     an installed plugin has registered. A folder of files (`file://`) is refused, because MLflow has
     deprecated it.
     """
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # for brackets without an address in them
+        parts = urlsplit("")
     scheme = parts.scheme.partition("+")[0]  # `postgresql` of `postgresql+psycopg2://…`
     plugins = metadata.entry_points(group="mlflow.tracking_store").names
     is_known = uri == "databricks" or scheme in {*SERVERS, *DATABASES, *plugins}

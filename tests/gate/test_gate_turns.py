@@ -97,7 +97,7 @@ def test_sides_warm_up_by_the_same_steps_and_blocks_are_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with line_sides(tmp_path, step_seconds=0.004) as (_, arms):
-        monkeypatch.setattr(paired, "WINDOW_SECONDS", 0.02)
+        monkeypatch.setattr(paired, "WINDOW_SECONDS", 0.2)
         counted = paired.warm_up(arms)
         turns = [arms[key].train(1 + counted) for key in "ab"]
         assert turns[0].losses == turns[1].losses

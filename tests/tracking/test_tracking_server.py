@@ -54,7 +54,8 @@ def test_what_delivers_later_can_be_pasted(results: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://"]
+    "uri",
+    ["ftp://host/x", "localhost:5000", "/some/folder", "file:///tmp/x", "http://", "http://[x"],
 )
 def test_impossible_tracking_uris_are_refused(results: Results, uri: str) -> None:
     for possible in ("postgresql+psycopg2://me:x@db/mlflow", "https://example.org", "databricks"):
