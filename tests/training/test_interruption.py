@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ STOPPED: dict[str, Any] = {
 }
 STOPPED_AT = 3 * STEPS_BETWEEN_EVALUATIONS
 PART, SEAL, SERIES = "rank0.pt", "rank0.seal", "rank0.series"  # files of rank 0
+Whole = Callable[[str], dict[str, Any]]  # the outcome of a variant that nothing interrupts
 NEVER = 1 << 30  # more forward passes than any evaluation has
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -173,11 +175,28 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*"))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Return the outcome of a variant without interruptions, which is trained once for all tests."""
+
+    @cache
+    def train_whole(variant: str) -> dict[str, Any]:
+        outcome, interruptions = run_trial(
+            tmp_path_factory.mktemp("whole") / "trial", VARIANTS[variant]
+        )
+        assert interruptions == []
+        return outcome
+
+    return train_whole
+
+
 # The same bits
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: str) -> None:
+def test_an_interrupted_trial_ends_with_the_same_bits(
+    tmp_path: Path, whole: Whole, variant: str
+) -> None:
     """In an epoch, twice in a row, at its end, before an evaluation, before the first step, at the last.
 
     All of these with a plain loader and with one that draws random numbers in workers.
@@ -185,22 +204,19 @@ def test_an_interrupted_trial_ends_with_the_same_bits(tmp_path: Path, variant: s
     stops = [0, 1, 6, 7, STEPS_PER_EPOCH, 2 * STEPS_BETWEEN_EVALUATIONS, STEPS]
     if variant not in ("adam", "noise, workers"):
         stops = [0, 7, 2 * STEPS_BETWEEN_EVALUATIONS]
-    whole, no_interruptions = run_trial(tmp_path / "whole", VARIANTS[variant])
     resumed, interruptions = run_trial(tmp_path / "resumed", VARIANTS[variant], stops)
-    assert resumed == whole
+    assert resumed == whole(variant)
     assert interruptions == [(stop, "SIGUSR2") for stop in stops[1:]]
-    assert no_interruptions == []
 
 
-def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path) -> None:
-    whole, _ = run_trial(tmp_path / "whole", PLAIN)
+def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path, whole: Whole) -> None:
     assignment = load_assignment(tmp_path / "resumed", PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     step = STEPS_BETWEEN_EVALUATIONS
     for _ in range(2):
         with pytest.raises(Interrupted, match=f"^stopped after step {step} of {STEPS}$"):
             attempt(trial_folder, assignment, step + 1, passes_between_checks=1)
-    assert outcome_of(attempt(trial_folder, assignment, None)) == whole
+    assert outcome_of(attempt(trial_folder, assignment, None)) == whole("adam")
 
 
 def test_an_attempt_without_a_step_leaves_no_checkpoint_and_counts_as_none(tmp_path: Path) -> None:
@@ -261,6 +277,7 @@ FIRST = property(lambda order: 0, do_nothing)  # whichever step is next
 def test_a_part_of_the_state_that_is_forgotten_shows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    whole: Whole,
     variant: str,
     target: Any,
     attribute: str,
@@ -269,9 +286,9 @@ def test_a_part_of_the_state_that_is_forgotten_shows(
     def forget(folder: TrialFolder) -> None:
         monkeypatch.setattr(target, attribute, replacement, raising=False)
 
-    whole, _ = run_trial(tmp_path / "whole", VARIANTS[variant])
+    undisturbed = whole(variant)  # before anything is forgotten
     resumed, _ = run_trial(tmp_path / "resumed", VARIANTS[variant], [6], between=forget)
-    assert resumed != whole
+    assert resumed != undisturbed
 
 
 def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
