@@ -25,7 +25,7 @@ from tests.support.repository import Repository
 from tests.support.running import local_profile
 
 # Effects that no machine is too busy to tell from none, so that the answer is always the same.
-MEASURE = ("sweep.yaml", "--cluster", "local.yaml", "--min-effect", "90%", "--budget", "2s")
+MEASURE = ("sweep.yaml", "--cluster", "local.yaml", "--min-effect", "90%", "--budget", "20s")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "gate": ("gate", "--against", "HEAD", *MEASURE),
     "bisect": ("bisect", "HEAD~2", "HEAD", *MEASURE, "--bits"),
