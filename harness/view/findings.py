@@ -123,7 +123,10 @@ def _status_remarks(records: Sequence[Record]) -> Iterator[str]:
     busy = ""
     if any(map(is_contended, records)):
         busy = f"; other programs used the cores: {QUIET_MACHINE}"
-    yield f"{', '.join(problems)}, in no mean; run or submit the sweep again to mend them{busy}"
+    yield (
+        f"{', '.join(problems)}, in no mean; harness status says why; run or submit the sweep again to"
+        f" mend them{busy}"
+    )
 
 
 def _mixture_remarks(cells: Sequence[CellResult]) -> Iterator[str]:

@@ -84,7 +84,7 @@ def test_failed_and_invalid_trials_are_counted_and_what_disturbed_them_has_a_rem
     waited = "contention: rank 0 on host: waited for a core of others: found 50.0%"
     disturbed = make_record(sweep.cells[0], seed=1, status="invalid", invalid=[waited])
     out = shown([make_record(sweep.cells[0], status="failed"), disturbed])
-    assert "1 failed, 1 invalid, in no mean; run or submit the sweep again to mend them" in out
+    assert "1 failed, 1 invalid, in no mean; harness status says why; run or submit" in out
     assert f"other programs used the cores: {QUIET_MACHINE}" in out
 
 
