@@ -70,8 +70,9 @@ def run_folder(purpose: str) -> Iterator[Path]:
             raise
 
 
-def remove_abandoned(parent: Path) -> None:
-    """Remove the scratch folders of this user in `parent` that no process uses."""
+def remove_abandoned(parent: Path | None = None) -> None:
+    """Remove the scratch folders of this user that no process uses, in `parent` or where TMPDIR says."""
+    parent = parent or Path(tempfile.gettempdir())
     for folder in parent.glob(f"{PREFIX}*"):
         # Another process may remove it at the same time; what can't be removed stays.
         with suppress(OSError):

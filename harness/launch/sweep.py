@@ -9,6 +9,7 @@ from typing import Literal
 
 from harness.core.errors import BadInput
 from harness.core.paths import SweepFolder, remove_temporary_files
+from harness.core.scratch import remove_abandoned
 from harness.launch.attempts import end_attempt
 from harness.launch.hold import hold_machine
 from harness.launch.interrupt import deferred_interrupts
@@ -133,6 +134,7 @@ def run(
         stacks = ready_stacks(sweep, [trial.cell for trial in planned.pending])
         # What a process has left that was killed before it had tidied up.
         remove_temporary_files(folder.path)
+        remove_abandoned()
         for record in planned.finished:
             end_attempt(folder.trial_folder(record.trial.id), record)
         write_spec(sweep, folder)

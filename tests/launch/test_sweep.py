@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from harness.core.errors import BadFile
 from harness.core.paths import Results, SweepFolder
+from harness.core.scratch import LOCK_NAME, PREFIX
 from harness.launch import sweep as runner
 from harness.launch.runner import Runner
 from harness.records.files import write_record
@@ -67,11 +69,15 @@ def test_a_trial_whose_columns_were_moved_away_runs_again(tmp_path: Path) -> Non
 
 
 def test_what_a_finished_trial_needs_no_more_goes_though_its_command_was_killed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had written the record, and was killed before it had removed the rest."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    abandoned = tmp_path / f"{PREFIX}forkserver"
+    abandoned.mkdir()
+    (abandoned / LOCK_NAME).touch()  # which nobody holds
     sweep, folder = record_all(tmp_path)
-    leftovers = []
+    leftovers = [abandoned]
     for trial in sweep.trials():
         trial_folder = folder.trial_folder(trial.id)
         (trial_folder.resume_checkpoints / "step-000000003").mkdir(parents=True)
