@@ -61,12 +61,13 @@ class ScratchFolder:
 
 @contextmanager
 def run_folder(purpose: str) -> Iterator[Path]:
-    """Yield a temporary folder for the files of ranks; it stays if a HarnessError names logs in it."""
+    """Yield a temporary folder for the files of ranks; it stays if a HarnessError names a log in it."""
     with ScratchFolder(purpose) as scratch:
         try:
             yield scratch.path
-        except HarnessError:
-            scratch.keep()
+        except HarnessError as error:
+            if str(scratch.path) in str(error):
+                scratch.keep()
             raise
 
 

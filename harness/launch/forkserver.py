@@ -132,7 +132,9 @@ class ForkServer:
             signal_group(self.process.pid, signal.SIGKILL)
             self.process.wait(END_TIMEOUT)
             reason = last_log_line(self.log)
-            raise HarnessError(f"the process that ranks are forked from gave no answer: {reason}")
+            raise HarnessError(
+                f"the process that ranks are forked from gave no answer; its log ends with: {reason}"
+            )
         return ForkedRanks(self, self._answer, folder)
 
     def receive(self, timeout: float) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from harness.core.scratch import ScratchFolder, is_removed_scratch
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.scratch import ScratchFolder, is_removed_scratch, run_folder
 
 USE_ONE = """\
 import sys
@@ -33,6 +37,16 @@ def test_a_folder_goes_in_the_end_unless_it_is_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == {kept.path.name}
     assert is_removed_scratch(gone.path)
     assert not is_removed_scratch(kept.path)
+
+
+@pytest.mark.parametrize("names_log", [True, False])
+def test_the_files_of_ranks_stay_if_an_error_names_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, names_log: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(HarnessError), run_folder("test") as folder:
+        raise HarnessError(f"rank 0 failed; log: {folder}/rank0.log" if names_log else "no rank")
+    assert folder.exists() is names_log
 
 
 def test_only_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(

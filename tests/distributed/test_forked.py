@@ -115,6 +115,6 @@ def test_the_others_of_a_rank_that_fails_are_ended(
     assert {("Exited", 2, "with code 3"), ("Killed", 1, "ended by SIGKILL")} <= seen
     assert processes_below(trial_folder.path) == []
     log = trial_folder.launch_log.read_text(encoding="utf-8")
-    reason = "the process that ranks are forked from gave no answer: ModuleNotFoundError: "
+    reason = "gave no answer; its log ends with: ModuleNotFoundError: "
     assert (reason in log) is isinstance(started[0], TorchrunRanks)
     assert (reason in log) is ("a_module_that_nobody_has" in preload)
