@@ -27,9 +27,8 @@ LOOK_SECONDS = 2.0  # between two looks of the watchdog
 # Without a report of training, after which a launcher hangs whose ranks have all left a result.
 LAUNCHER_SECONDS = 60.0
 STALE_SECONDS = 30.0  # without a report of training, after which heartbeats are looked at
-SILENCE_SECONDS = (
-    300.0  # without a heartbeat, also of one that starts, after which a rank counts as lost
-)
+# Without a heartbeat, after which a rank counts as lost, as one does that never has the first.
+SILENCE_SECONDS = 300.0
 # Without progress in training, after which the trial hangs: this long, and this many times the longest
 # segment of the attempt. A segment takes 2 s, or as long as one step if that is more.
 MIN_STANDSTILL_SECONDS = 60.0

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_type_hints
 
 from harness.core.errors import did_you_mean
@@ -147,7 +148,7 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return {axis: getattr(self, field) for axis, field in FIELDS.items()}
+        return dict(zip(AXES, READ_ALL(self), strict=True))
 
     @cached_property
     def changed(self) -> dict[str, Any]:
@@ -181,6 +182,7 @@ _types = get_type_hints(Axes, include_extras=True)
 FIELDS = {_axis_of(field): field for field in _types}
 AXIS_TYPES: dict[str, Any] = dict(zip(FIELDS, _types.values(), strict=True))
 AXES = tuple(FIELDS)
+READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
 # The default of each axis that has one; the batch size, whose default is the workload's, is there
 # only to make an Axes.
 DEFAULTS: dict[str, Any] = Axes(batch_size=1).values

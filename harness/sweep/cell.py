@@ -220,6 +220,11 @@ class WorkloadRef:
         """Return whether the workload gets an axis: a script has those that are known of it."""
         return not self.is_script or axis not in AXES or axis in self.script_axes
 
+    @cached_property
+    def identity_digest(self) -> str:
+        """The SHA-256 of the identity, which many cells share."""
+        return _sha256(self.identity)
+
     @property
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 of the files of each setting, by its axis: `data.path`."""
@@ -281,7 +286,7 @@ class Cell:
     def digest(self, code: Mapping[str, str] | None) -> str:
         """Return the SHA-256 over all settings and the code."""
         settings: dict[str, Any] = {
-            "workload": _sha256(self.workload.identity),
+            "workload": self.workload.identity_digest,
             "axes": self.axes.changed,
             "length": str(self.length),
             "evaluate": str(self.evaluate),
@@ -442,5 +447,4 @@ def same_value(a: Any, b: Any) -> bool:
 
 def _sha256(content: Any) -> str:
     """Return the SHA-256 of a value as JSON; the order of keys makes no difference."""
-    encoded = msgspec.json.encode(content, order="sorted")
-    return hashlib.sha256(encoded).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()

@@ -60,14 +60,12 @@ class Matrix:
         for number, axes in enumerate(file.zip):
             self._add(("zip", number), axes, workloads)
         self.exclude = _read_rules(document, "exclude", file.exclude, workloads)
-        included = _read_rules(document, "include", file.include, workloads)
-        self.include = list(included.values())
+        self.include = list(_read_rules(document, "include", file.include, workloads).values())
         for number, rule in enumerate(self.include):
             for axis in rule:
                 self.axes.setdefault(axis, ("include", number, axis))
         seeds = max(len(workload.entry.seeds or file.seeds) for workload in workloads)
-        points = math.prod(map(len, self.columns)) * len(workloads)
-        count = points * seeds * file.repeats
+        count = math.prod(map(len, self.columns)) * len(workloads) * seeds * file.repeats
         if count > MAX_TRIALS:
             problem = f"found {count:,} combinations of workloads, axes, seeds and repeats"
             raise document.error(("matrix",), f"{problem}; allowed: at most {MAX_TRIALS:,}")

@@ -86,8 +86,7 @@ def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     for name in REFUSED_KEYS:
         if entry.get(name) or content.get(name):
             problem = "found it with a script, which does this itself; allowed: arguments"
-            place = (*key, name) if entry.get(name) else (name,)
-            raise document.error(place, problem)
+            raise document.error((*key, name) if entry.get(name) else (name,), problem)
     length = entry.get("length") or content.get("length") or {}
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"

@@ -75,8 +75,7 @@ class Sweep(SweepKeys):
     @property
     def all_seeds(self) -> list[int]:
         """Return the seeds that any cell is trained with, in the order in which they run."""
-        seeds = chain.from_iterable(map(self.seeds_of, self.cells))
-        return list(dict.fromkeys(seeds))
+        return list(dict.fromkeys(chain.from_iterable(map(self.seeds_of, self.cells))))
 
     def seeds_of(self, cell: Cell) -> Sequence[int]:
         """Return the seeds that a cell is trained with."""
