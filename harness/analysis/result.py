@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from harness.analysis.cells import group_by_cell
 from harness.hardware.machine import Device, machine_key
@@ -124,11 +125,17 @@ class TrialRow:
 
 def trial_row(record: Record) -> TrialRow:
     """Return the row of a record; a trial that failed has few facts and numbers."""
-    row = TrialRow(
+    cell = record.trial.cell
+    facts: dict[str, Any] = {}
+    if record.environment is not None:
+        facts |= _origin(record.environment, record.device)
+    if record.rank0 is not None:
+        facts |= _reported(record.rank0, cell)
+    return TrialRow(
         sweep=record.sweep,
         trial=record.trial.id,
-        cell=record.trial.cell.id,
-        workload=record.trial.cell.workload.label,
+        cell=cell.id,
+        workload=cell.workload.label,
         seed=record.trial.seed,
         repeat=record.trial.repeat,
         status=record.status,
@@ -138,36 +145,28 @@ def trial_row(record: Record) -> TrialRow:
         nodes=len(record.hosts),
         order_digest=record.order_digest,
         violations="; ".join(record.violations) or None,
+        failure=None if record.failure is None else str(record.failure),
         numbers=record.numbers,
         lanes=record.lane.count,
         settled=record.settled,
         hosts=record.hosts,
+        **facts,
     )
-    if record.failure is not None:
-        row = replace(row, failure=str(record.failure))
-    if record.environment is not None:
-        row = _with_origin(row, record.environment, record.device)
-    if record.rank0 is not None:
-        row = _with_report(row, record.rank0, record.trial.cell)
-    return row
 
 
-def _with_origin(row: TrialRow, environment: Environment, device: Device) -> TrialRow:
-    """Return a row with what its trial ran with."""
-    row = replace(
-        row,
-        hardware=machine_key(environment.hardware, device),
-        torch=environment.software.torch,
-    )
-    if environment.repository is not None:
-        row = replace(row, commit=environment.repository.commit)
-    if environment.code is not None:
-        row = replace(row, harness_commit=environment.code.commit)
-    return row
+def _origin(environment: Environment, device: Device) -> dict[str, Any]:
+    """Return the facts of a row on what its trial ran with."""
+    repository, code = environment.repository, environment.code
+    return {
+        "hardware": machine_key(environment.hardware, device),
+        "torch": environment.software.torch,
+        "commit": None if repository is None else repository.commit,
+        "harness_commit": None if code is None else code.commit,
+    }
 
 
-def _with_report(row: TrialRow, report: Rank0Report, cell: Cell) -> TrialRow:
-    """Return a row with what rank 0 has computed."""
+def _reported(report: Rank0Report, cell: Cell) -> dict[str, Any]:
+    """Return the facts of a row that rank 0 has computed."""
     improvements: list[MetricPoint] = []
     best = -math.inf
     for evaluation in report.evaluations:
@@ -176,15 +175,15 @@ def _with_report(row: TrialRow, report: Rank0Report, cell: Cell) -> TrialRow:
         if score > best:
             improvements.append(MetricPoint(step=evaluation.step, value=value))
             best = score
-    row = replace(
-        row,
-        parameter_digest=report.parameter_digest,
-        test_samples=report.test_samples,
-        improvements=improvements,
-    )
-    if cell.workload.is_script and not report.evaluations:
-        return row  # it has no target metric, and so none is missing
-    return replace(row, target=report.target)
+    facts: dict[str, Any] = {
+        "parameter_digest": report.parameter_digest,
+        "test_samples": report.test_samples,
+        "improvements": improvements,
+    }
+    # A script without evaluations has no target metric, and so none is missing.
+    if report.evaluations or not cell.workload.is_script:
+        facts["target"] = report.target
+    return facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,24 +381,26 @@ def cell_result(
     """
     trials = []
     left_out: Counter[str] = Counter()
-    environment: dict[str, list[str]] = {}
+    environments: dict[Environment | None, None] = {}  # an ordered set
     for record in records:
-        if record.status != "done":
+        if record.status == "done":
+            trials.append(trial_row(record))
+            environments[record.environment] = None
+        else:
             left_out[record.status] += 1
-            continue
-        trials.append(trial_row(record))
-        assert record.environment is not None
-        for name, text in compared_fields(record.environment).items():
-            values = environment.setdefault(name, [])
-            if text not in values:
-                values.append(text)
+    values: dict[str, list[str]] = {}
+    for environment in filter(None, environments):
+        for name, text in compared_fields(environment).items():
+            of_name = values.setdefault(name, [])
+            if text not in of_name:
+                of_name.append(text)
     if unrecorded:
         left_out[UNRECORDED] = unrecorded
     return CellResult(
         cell=cell,
         trials=trials,
         left_out=dict(left_out),
-        environment=environment,
+        environment=values,
     )
 
 

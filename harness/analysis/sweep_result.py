@@ -151,18 +151,6 @@ class SweepResult(Side):
         measured = self.ranking(workload)
         return all(len(cell.measured_trials) < 2 for cell in measured)
 
-    def is_winner_certain(self, workload: str) -> bool:
-        """Return whether the fastest cell of a workload is the winner, not merely ahead.
-
-        That takes another measured cell, and every other one to be slower for certain. All that
-        calls a cell the winner (the terminal's star, the report's badge, MLflow's description) asks
-        this.
-        """
-        measured = self.ranking(workload)
-        if len(measured) < 2 or self.has_single_trials(workload):
-            return False
-        return not self.contenders(workload)
-
 
 def contenders(fastest: CellResult, slower: Sequence[CellResult]) -> list[CellResult]:
     """Return the cells that are not significantly slower than the fastest by as much as matters.

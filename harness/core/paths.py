@@ -158,26 +158,31 @@ class SweepFolder:
         """Return the results folder that the sweep is in."""
         return Results(self.path.parent.parent)
 
-    def recorded_ids(self, among: Iterable[str] | None = None) -> list[str]:
-        """Return the names of the folders that have a record, sorted: ids of trials, as a rule.
+    def records(self, among: Iterable[str] | None = None) -> dict[str, Path]:
+        """Return the paths of all records by the name of their folder, sorted: ids of trials, as a rule.
 
         Those of trials that are no longer asked for are among them. `among` are the names of the
         folders that are looked at, by default of all.
         """
         names = self.subfolders() if among is None else among
-        recorded = []
-        for name in names:
-            if self.trial_folder(name).record_path.exists():
-                recorded.append(name)
-        return sorted(recorded)
+        paths = {}
+        for name in sorted(names):
+            path = self.trial_folder(name).record_path
+            if path.exists():
+                paths[name] = path
+        return paths
+
+    def recorded_ids(self, among: Iterable[str] | None = None) -> list[str]:
+        """Return the names of the folders that have a record, as `records` does."""
+        return list(self.records(among))
+
+    def record_paths(self) -> list[Path]:
+        """Return the paths of all records, sorted by the names of their folders."""
+        return list(self.records().values())
 
     def subfolders(self) -> list[str]:
         """Return the names of the folders in this one: ids of trials, as a rule."""
         return [path.name for path in self.path.glob("*/")]
-
-    def record_paths(self) -> list[Path]:
-        """Return the paths of all records, sorted, of trials no longer asked for too."""
-        return [self.trial_folder(name).record_path for name in self.recorded_ids()]
 
 
 def default_results() -> Path:

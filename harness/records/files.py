@@ -44,6 +44,7 @@ RECORD_FORMAT = FileFormat(
 RANK_RESULT_FORMAT = FileFormat(
     name="rank's result", remedy="harness run --force measures it again", is_sealed=True
 )
+OUTCOME = [field.name for field in fields(Outcome)]
 RANKS = "ranks"  # the array that is the JSON of all ranks, with the length of each series
 
 
@@ -118,7 +119,7 @@ def read_record(path: Path) -> Record:
     written. Ranks and losses raise it for arrays that are missing or other than the header says.
     """
     header = decode_file(_Header, path, RECORD_FORMAT)
-    outcome = {field.name: getattr(header, field.name) for field in fields(Outcome)}
+    outcome = {name: getattr(header, name) for name in OUTCOME}
     try:
         cell = decode_part(Cell, bytes(header.trial.cell))
         environment = decode_part(Environment | None, bytes(header.environment))

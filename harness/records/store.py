@@ -158,23 +158,23 @@ def read_recorded_sweep(results: Results, name: str) -> RecordedSweep:
     """
     sweep = read_recorded_spec(results, name)
     folder = results.sweep_folder(name)
-    recorded_ids = folder.recorded_ids()
-    of_cells = {trial.id for trial in recorded_trials(recorded_ids, sweep.cells)}
+    paths = folder.records()
+    of_cells = {trial.id for trial in recorded_trials(paths, sweep.cells)}
     asked = [trial.id for trial in sweep.trials()]
     records = []
     unreadable = []
-    for trial_id in dict.fromkeys([*asked, *recorded_ids]):
+    for trial_id in dict.fromkeys([*asked, *paths]):
         if trial_id not in of_cells:
             continue
         try:
-            records.append(read_record(folder.trial_folder(trial_id).record_path))
+            records.append(read_record(paths[trial_id]))
         except BadInput as error:
             unreadable.append(str(error))
     return RecordedSweep(
         sweep=sweep,
         records=records,
         unreadable=unreadable,
-        other_count=len(recorded_ids) - len(of_cells),
+        other_count=len(paths) - len(of_cells),
     )
 
 

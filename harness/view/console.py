@@ -13,13 +13,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
-import rich.table
 from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
-from rich.segment import Segment, Segments
 from rich.text import Text
 
 from harness.core.progress import progress_shown_by
@@ -69,40 +67,41 @@ class TerminalConsole(Console):
         columns for which that is not enough follow below. Where nobody looks on, as in a pipe, lines
         are as long as they have to be.
         """
-        rows = table.drawn()
-        if not rows:
+        columns = list(map(Column, zip(*table.drawn(), strict=True)))
+        if not columns:
             return
         if table.title:
             self.say(table.title)
         width = self.width if self.is_terminal else WIDEST
-        left_out: list[str] = []
-        for column in table.optional:
-            if sum(size.maximum for size in sizes(rows)) <= width + GAP:
+        for title in table.optional:
+            if sum(column.widest for column in columns) <= width + GAP:
                 break
-            left_out.append(column)
-            rows = table.drawn(left_out)
-        while rows[0]:
-            least = []
-            for size in sizes(rows):
-                least.append(size.minimum if table.wraps else size.maximum)
+            columns = [column for column in columns if column.title != title]
+        while True:
+            least = [column.narrowest if table.wraps else column.widest for column in columns]
             count = len(least)
             while count > 2 and sum(least[:count]) > width + GAP:
                 count -= 1
-            self._print_rows([row[:count] for row in rows], width)
+            self._print_columns(columns[:count], width)
             if count == len(least):
                 break
-            rows = [[row[0], *row[count:]] for row in rows]
+            columns = [columns[0], *columns[count:]]
 
-    def _print_rows(self, rows: Sequence[Sequence[Field]], width: int) -> None:
-        """Print rows below their titles."""
-        options = self.options.update(width=WIDEST)
-        segments = self.render(as_rich(rows, width), options)
-        if self.is_terminal:
-            self.print(Segments(segments), soft_wrap=True)
-            return
-        for line in Segment.split_lines(segments):
-            text = "".join(segment.text for segment in line)
-            self.print(text.rstrip(), soft_wrap=True)
+    def _print_columns(self, columns: Sequence[Column], width: int) -> None:
+        """Print columns next to each other."""
+        widths = fit(columns, width)
+        drawn = []
+        for column, column_width in zip(columns, widths, strict=True):
+            drawn.append(column.draw(self, column_width))
+        for row in zip(*drawn, strict=True):
+            for number in range(max(map(len, row))):
+                line = Text()
+                for lines, column_width in zip(row, widths, strict=True):
+                    blank = Text(" " * column_width)
+                    line.append_text(lines[number] if number < len(lines) else blank)
+                    line.append(" " * GAP)
+                line.rstrip()
+                self.print(line, soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Print a view."""
@@ -129,7 +128,9 @@ def as_text(line: Value, kind: Kind = "text") -> Text:
     """Return a line or a field as Rich draws it, without characters that a terminal obeys."""
     text = Text()
     for piece in pieces(line, kind):
-        printable = "".join(filter(_is_printable, piece.text))
+        printable = piece.text
+        if not printable.isprintable():
+            printable = "".join(filter(_is_printable, printable))
         text.append(printable, style=STYLES[piece.look])
     return text
 
@@ -139,54 +140,60 @@ def _is_printable(letter: str) -> bool:
     return letter.isprintable() or letter == "\n"
 
 
-def sizes(rows: Sequence[Sequence[Field]]) -> list[Measurement]:
-    """Return the widths of each column without a broken word and without a broken line, with the gap."""
-    measured = []
-    for column in zip(*rows, strict=True):
-        title = column[0].column
-        lines = [title]
-        words = title.split()
-        for field in column:
+class Column:
+    """A column of a table as a terminal shows it."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.fields = fields
+        self.title = fields[0].column
+        self.side: Literal["left", "right"] = "right" if fields[0].is_number else "left"
+
+    @cached_property
+    def widest(self) -> int:
+        """Its width without a broken line, with the gap."""
+        lines = [self.title]
+        for field in self.fields:
             lines += field.text.splitlines()
+        return max(map(cell_len, lines)) + GAP
+
+    @cached_property
+    def narrowest(self) -> int:
+        """Its width without a broken word, with the gap."""
+        words = self.title.split()
+        for field in self.fields:
             words += field.words
-        longest_line = max(map(cell_len, lines))
-        longest_word = max(map(cell_len, words), default=0)
-        unbroken = min(longest_word, LONGEST_WORD)
-        measured.append(Measurement(unbroken + GAP, longest_line + GAP))
-    return measured
+        longest = max(map(cell_len, words), default=0)
+        return min(longest, LONGEST_WORD) + GAP
+
+    def draw(self, console: Console, width: int) -> Iterator[Sequence[Text]]:
+        """Yield the lines of the title and of each field, which are as wide as the column."""
+        yield self._wrap(console, Text(self.title, style="bold"), width)
+        for field in self.fields:
+            text = as_text(field.value, field.kind)
+            if isinstance(field.value, Effect | Interval) and text.cell_len > width:
+                text = Text("\n".join(field.words))
+            yield self._wrap(console, text, width)
+
+    def _wrap(self, console: Console, text: Text, width: int) -> Sequence[Text]:
+        """Return the lines of a text, aligned."""
+        if text.cell_len > width or "\n" in text.plain:
+            return list(text.wrap(console, width, justify=self.side, overflow="fold"))
+        text.align(self.side, width)
+        return [text]
 
 
-def as_rich(rows: Sequence[Sequence[Field]], width: int) -> rich.table.Table:
-    """Return a table as Rich draws it: where it is too wide, its widest columns wrap."""
-    measured = sizes(rows)
-    widths = [size.maximum for size in measured]
+def fit(columns: Sequence[Column], width: int) -> list[int]:
+    """Return the widths of columns without gaps: where they are too wide, the widest of them wrap."""
+    widths = [column.widest for column in columns]
     # Rich's own way breaks words, or makes lines longer than the terminal.
     while sum(widths) > width + GAP:
-        wrappable = [index for index, size in enumerate(measured) if widths[index] > size.minimum]
+        wrappable = []
+        for index, column in enumerate(columns):
+            if widths[index] > column.narrowest:
+                wrappable.append(index)
         widest = max(wrappable or range(len(widths)), key=widths.__getitem__)
         widths[widest] -= 1
-    drawn = rich.table.Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, GAP, 0, 0),
-    )
-    for title, size in zip(rows[0], widths, strict=True):
-        drawn.add_column(
-            Text(title.column),
-            justify="right" if title.is_number else "left",
-            width=size - GAP,
-            overflow="fold",
-        )
-    for row in rows:
-        texts = []
-        for field, size in zip(row, widths, strict=True):
-            text = as_text(field.value, field.kind)
-            if isinstance(field.value, Effect | Interval) and text.cell_len > size - GAP:
-                text = Text("\n".join(field.words))
-            texts.append(text)
-        drawn.add_row(*texts)
-    return drawn
+    return [max(1, size - GAP) for size in widths]
 
 
 def print_json(result: Any) -> None:

@@ -53,15 +53,15 @@ def _fastest_sentence(result: SweepResult, workload: str, names: Mapping[str, st
         sentence += f", {effect_of(match.speed)} {names[match.a.cell.id]}"
     if match is not None and match.accuracy is not None:  # speed at the cost of accuracy is no win
         sentence += f", {match.accuracy.metric.name} {match.accuracy.outcome}"
-    if result.is_winner_certain(workload):
-        certainty = f"certain at {1 - ALPHA:.0%}"
-        if _is_unpaired(result):
-            certainty += " if the machine stayed the same, as they were not measured side by side"
-        return f"{sentence}; {certainty}."
     if result.has_single_trials(workload):
         return f"{sentence}; not certain with one trial a cell."
     rivals = [names[cell.cell.id] for cell in result.contenders(workload)]
-    return f"{sentence}; not certain: {listed(rivals, MAX_NAMES)} may be as fast."
+    if rivals:
+        return f"{sentence}; not certain: {listed(rivals, MAX_NAMES)} may be as fast."
+    certainty = f"certain at {1 - ALPHA:.0%}"
+    if _is_unpaired(result):
+        certainty += " if the machine stayed the same, as they were not measured side by side"
+    return f"{sentence}; {certainty}."
 
 
 def remarks(result: SweepResult, records: Sequence[Record]) -> list[Styled]:

@@ -50,10 +50,9 @@ def environment_table(records: Sequence[Record]) -> Table:
     Several values are a warning to whoever compares the trials.
     """
     values: dict[str, dict[str, None]] = {}  # by name; the inner dict is an ordered set
-    for record in records:
-        if record.environment is None:
-            continue
-        for name, value in environment_fields(record.environment).items():
+    environments = dict.fromkeys(record.environment for record in records)
+    for environment in filter(None, environments):
+        for name, value in environment_fields(environment).items():
             if value not in ("", None):
                 texts = values.setdefault(name, {})
                 texts[as_text(value)] = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from harness.core.text import counted
 from harness.housekeeping import Removal, StoredSweep
@@ -31,7 +30,7 @@ def status_view(status: SweepStatus) -> View:
     result = {
         "sweep": status.sweep.name,
         "slurm_error": status.slurm_error,
-        "trials": list(map(asdict, status.trials)),
+        "trials": status.trials,
     }
     # Below the table, in a column of which a path would be broken.
     logs = [f"log: {trial.log}" for trial in trials if trial.log]

@@ -1,4 +1,4 @@
-"""What a command shows of a typed result: lines and tables of values, drawn by four functions.
+"""What a command shows of a typed result: lines and tables of values, drawn as text, JSON, Markdown or HTML.
 
 `harness.view.console` draws a view in the terminal and its result as JSON, `markdown` here as a comment
 of a pull request, and the template of `harness.view.report` as a page.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 from harness.core.errors import one_line
 from harness.statistics.interval import Interval
@@ -19,7 +20,8 @@ LONGEST_TEXT = 2000  # characters of a text in Markdown
 ZERO_WIDTH_SPACE = "\u200b"  # after `@`, it keeps GitHub from mentioning somebody
 
 
-class Field(NamedTuple):
+@dataclass(frozen=True)
+class Field:
     """A field of a table: its column's title and kind, and the value."""
 
     column: str
@@ -31,7 +33,7 @@ class Field(NamedTuple):
         """Whether it is aligned to the right."""
         return self.kind != "text"
 
-    @property
+    @cached_property
     def text(self) -> str:
         """What it says."""
         return write(self.value, self.kind)

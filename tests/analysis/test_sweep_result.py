@@ -93,7 +93,6 @@ class TestSweepResult:
         assert row.interval is not None
         assert row.interval[0] < 1 < row.interval[1]
         assert row.label == "inconclusive"
-        assert not result.is_winner_certain("mlp")
         assert result.contenders("mlp") == [slow]
 
 
