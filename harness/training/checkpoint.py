@@ -1,9 +1,10 @@
 """Checkpoints, from which a trial resumes to the same bits as if it had never stopped.
 
 A checkpoint is a folder `step-N` with a file of each rank, `rank<R>.pt`: what `torch.save` makes of
-the rank's own tensors and plain values. Next to it, a seal says its SHA-256 and the
-conditions it was written under. The seal is written last, so a checkpoint is whole when all ranks have
-theirs. Each rank reads and checks its own file, and the ranks agree on the newest step that all hold.
+the rank's own tensors and plain values, and of its share of the tensors that all ranks have. Next to it,
+a seal says its SHA-256 and the conditions it was written under. The seal is written last, so a checkpoint
+is whole when all ranks have theirs. Each rank checks its own file, and the ranks agree on the newest step
+that all hold.
 
 Nothing in a file is code: it is loaded with `weights_only=True`.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -63,6 +64,7 @@ SEAL_FORMAT = FileFormat(name="seal of saved tensors", schema=SEAL_SCHEMA, is_se
 END_SECONDS = 60.0  # that a file which is being written has to end
 ROW_BYTES = 8 * len(COLUMNS)  # of the series, float64
 SHARD = "shard"  # the key of a dict that stands for this rank's part of a sharded tensor
+ROWS = "rows"  # and of one that stands for this rank's rows of a tensor that every rank has
 EXTRA = "_extra_state"  # how names in a state dict end that are of a module's get_extra_state()
 # The best weights: unsharded parameters and buffers, other state, and the seal of both.
 WEIGHTS_FILE, REST_FILE, SEAL_FILE = "model.safetensors", "rest.pt", "seal.json"
@@ -115,7 +117,8 @@ class Checkpointer:
         self._parts = parts
         self._step = parts.train_step
         self._rank = parts.mesh.rank
-        self._has_model = parts.strategy.shards_parameters or self._rank == 0
+        # How many ranks have all parameters, of which each saves some rows.
+        self._replicas = 1 if parts.strategy.shards_parameters else parts.mesh.world_size
         self._folder = parts.folder.resume_checkpoints
         self._series_path = self._folder / f"rank{self._rank}.series"
         self._rows = 0  # of the series that are written and count
@@ -126,6 +129,8 @@ class Checkpointer:
         # They must be the same for a trial to resume.
         self._conditions = describe_conditions(parts)
         self._writer = Thread()  # of the save that is under way
+        self._copies: list[Tensor] = []  # that it writes
+        self._memory: Iterator[Tensor] = iter(())  # for the copies that are made now
         self._begun_step = 0  # of the last save
         self._last = time.monotonic()  # when it, or this attempt, began
         self._written_step = 0  # by this rank; 0 while it writes, and if it could not
@@ -184,34 +189,62 @@ class Checkpointer:
     def _capture(self, state: TrainingState, interrupted_by: str | None = None) -> State:
         """Return a copy on the CPU of all that this rank saves of now.
 
-        Where ranks have replicas, only rank 0 saves the parameters and the optimizer's state. Every rank
-        must call this.
+        Every rank must call this.
         """
         self._begun_step, self._last = state.step, time.monotonic()
         self._written_step = 0
         saved = {"step": state.step, "at": time.time(), "signal": interrupted_by}
         rows = np.column_stack([values[self._rows :] for values in state.series.values()])
         content: State = {"saved": saved, "state": state.to_dict(), "rows": rows}
-        parts = self._state_of_parts()
         if self._before_training is not None:
             self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
             self._before_training = None
+        # A writer that has not ended still needs its copies.
+        self._memory = iter(() if self._writer.is_alive() else self._copies)
+        self._copies = []
         try:
-            content |= plain_copy(parts, "checkpoint", _copy_to_host)
+            content |= plain_copy(self._own_state(), "checkpoint", self._copy)
+            content["shared"] = plain_copy(self._shared_state(), "checkpoint", self._copy_rows)
         except NotApplied as error:
             self._unsaved = str(error)
         return content
 
-    def _state_of_parts(self) -> State:
-        """Return what training changes of the parts: nested dicts of tensors and plain values."""
+    def _copy(self, tensor: Tensor) -> Any:
+        """Return a copy of a tensor on the CPU; of a sharded one, this rank's part.
+
+        It is made in the memory of the save before: the system takes longer to give new memory than the
+        copy takes.
+        """
+        part = local_part(tensor).detach()
+        copy = next(self._memory, None)
+        if copy is None or not _are_alike(copy, part):
+            # Into page-locked memory a GPU copies several times as fast.
+            copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda)
+        self._copies.append(copy.copy_(part))
+        return copy if tensor is local_part(tensor) else {SHARD: copy}
+
+    def _copy_rows(self, tensor: Tensor) -> Any:
+        """Return a copy on the CPU of this rank's share of a tensor."""
+        # The rows of others are joined in the order of their addresses.
+        has_rows = tensor.dim() > 0 and tensor.is_contiguous()
+        if self._replicas == 1 or not has_rows:
+            return self._copy(tensor)
+        return {ROWS: self._copy(tensor.tensor_split(self._replicas)[self._rank])}
+
+    def _shared_state(self) -> State:
+        """Return the state that ranks have together: each all of it, or its shards."""
+        return {
+            "model": self._parts.model.state_dict(),
+            "optimizer": self._step.optimizer.state_dict(),
+        }
+
+    def _own_state(self) -> State:
+        """Return what else training changes of the parts: nested dicts of tensors and plain values."""
         step, model = self._step, self._parts.model
         content: State = {
             "scaler": step.scaler.grad_scaler.state_dict(),
             "skipped": step.scaler.skipped_steps,
         }
-        if self._has_model:
-            content["model"] = model.state_dict()
-            content["optimizer"] = step.optimizer.state_dict()
         # Those that are in no state dict count too, and each rank may have its own.
         content["buffers"] = dict(model.named_buffers())
         content["modes"] = {name: module.training for name, module in model.named_modules()}
@@ -327,9 +360,11 @@ class Checkpointer:
         """Restore all parts of the trial; return what this rank has saved."""
         path = self._seal_path(step).with_suffix(".pt")
         content: State = torch.load(path, "cpu", weights_only=True)
-        shared = content
-        if not self._has_model:
-            shared = torch.load(path.with_name("rank0.pt"), "cpu", weights_only=True)
+        shares = [content["shared"]]
+        if self._replicas > 1:
+            files = [path.with_name(f"rank{rank}.pt") for rank in range(self._replicas)]
+            shares = [torch.load(file, "cpu", weights_only=True)["shared"] for file in files]
+        shared = _joined(shares)
         # A strategy that arranges itself in its first steps, in a way that results depend on, does so in a
         # forward and backward of one micro-batch. What that changes besides is then overwritten.
         for _ in range(min(step, self._parts.strategy.arranging_steps)):
@@ -367,12 +402,23 @@ class Checkpointer:
         return sorted((int(path.name.removeprefix("step-")) for path in folders), reverse=True)
 
 
-def _copy_to_host(tensor: Tensor) -> Any:
-    """Return a copy of a tensor on the CPU; of a sharded one, this rank's part."""
-    part = local_part(tensor).detach()
-    # Into page-locked memory a GPU copies several times as fast.
-    copy = torch.empty_like(part, device="cpu", pin_memory=part.is_cuda).copy_(part)
-    return copy if tensor is local_part(tensor) else {SHARD: copy}
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether the elements of two dense tensors have the same type and places in memory."""
+    if not (one.layout is other.layout is torch.strided):
+        return False
+    return (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+
+
+def _joined(shares: Sequence[Any]) -> Any:
+    """Return a state of which each rank has saved some rows."""
+    first = shares[0]
+    if isinstance(first, dict):
+        if ROWS in first:
+            return torch.cat([share[ROWS] for share in shares])
+        return {key: _joined([share[key] for share in shares]) for key in first}
+    if type(first) in (list, tuple):
+        return type(first)(_joined(items) for items in zip(*shares, strict=True))
+    return first
 
 
 def _restored(value: Any, like: Tensor) -> Any:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from harness.records.record import RankResult
 from harness.sweep.cell import CheckpointRules
 from harness.training import checkpoint
 from harness.training.checkpoint import SEAL_FILE, Checkpointer, read_seal
+from harness.training.digests import State
 from tests.support.line import LineFit, Options
 from tests.support.training import (
     NoEvaluation,
@@ -155,6 +157,26 @@ def test_saving_changes_nothing_and_keeps_what_was_asked_for(
     assert saved.phases["checkpoint"] > 0
     assert "checkpoint" not in whole.phases
     assert names_in(folder.resume_checkpoints) == [SERIES, "step-000000016"]
+
+
+def test_copies_take_the_memory_of_the_save_before_once_it_is_written(tmp_path: Path) -> None:
+    """New memory costs more time than the copy, and training waits for both."""
+    assignment = make_assignment(steps=4)
+    trainer = make_trainer(assignment, CNN(CNNOptions(width=4), Digits()), tmp_path)
+    checkpointer, is_written = trainer.checkpointer, Event()
+    first = checkpointer._capture(trainer.state)
+    checkpointer._writer = Thread(target=is_written.wait, daemon=True)
+    checkpointer._writer.start()
+    second = checkpointer._capture(trainer.state)
+    assert not addresses(first) & addresses(second), "what is still written is changed"
+    is_written.set()
+    checkpointer.stop()
+    assert addresses(checkpointer._capture(trainer.state)) == addresses(second)
+
+
+def addresses(content: State) -> set[int]:
+    """Return where the copies of the parameters are in memory."""
+    return {copy.data_ptr() for copy in content["shared"]["model"].values()}
 
 
 def full_disk(*arguments: Any) -> Any:
