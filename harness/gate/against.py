@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 from harness.core.errors import BadInput, HarnessError, one_line
@@ -14,7 +15,7 @@ from harness.core.scratch import ScratchFolder
 from harness.core.worktree import Tree, checked_out, find_repository, resolve_commit
 from harness.gate.certify import describe_machine
 from harness.gate.paired import Budget, PairedResult, measure
-from harness.gate.pairs import compare_losses
+from harness.gate.pairs import arm_server, compare_losses
 from harness.hardware.machine import machine_key
 from harness.launch.hold import hold_machine
 from harness.measure.validity import load_of_others
@@ -110,6 +111,11 @@ def gate(
         checked_out(repository, options.revision, scratch.path / "tree") as revision,
     ):
         load = load_of_others()
+        if sweep.cells:
+            arm_server(sweep.cells[0], profile)
+        # While the forkserver loads torch, so does this process: the one that reads the revision's
+        # sweep is forked from it.
+        import_module("torch")
         before = cells_of_revision(sweep, revision, options)
         labels = {cell.label for cell in before}
         cells = []

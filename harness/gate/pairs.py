@@ -23,7 +23,7 @@ from harness.core.progress import report_progress
 from harness.core.scratch import ScratchFolder, run_folder
 from harness.core.worktree import Tree
 from harness.gate.arms import PROTOCOL, START_TIMEOUT, TrainingArm
-from harness.launch.forkserver import TORCH, ForkedRanks, ForkRequest, shared_server
+from harness.launch.forkserver import LIBRARIES, ForkedRanks, ForkRequest, ForkServer, shared_server
 from harness.launch.hold import mark_variables
 from harness.launch.launcher import RankProgram, rank_environment, rank_variables
 from harness.records.assignment import Assignment, write_assignment
@@ -57,6 +57,19 @@ def pair_starter(
         yield PairStarter(sweep, cell, trees, profile, folder)
 
 
+def arm_server(cell: Cell, profile: Profile) -> ForkServer:
+    """Return the forkserver of a cell's arms; one that has to be started loads torch meanwhile."""
+    # Drivers and libraries of GPUs may start threads when they are loaded.
+    variables = arm_environment(cell, profile)
+    return shared_server(variables, LIBRARIES, refuse_threads=not profile.gpus)
+
+
+def arm_environment(cell: Cell, profile: Profile) -> dict[str, str]:
+    """Return the environment that the ranks of both arms start with."""
+    program = RankProgram.of(cell, TrialFolder(Path()), None)
+    return rank_environment(os.environ, profile.environment, program)
+
+
 @dataclass(frozen=True)
 class PairStarter:
     """Starts pairs of arms, the ranks of both from one forkserver.
@@ -79,8 +92,7 @@ class PairStarter:
         """
         with ExitStack() as stack:
             listening = stack.enter_context(_listening_socket())
-            program = RankProgram.of(self.cell, TrialFolder(self.folder), None)
-            variables = rank_environment(os.environ, self.profile.environment, program)
+            variables = arm_environment(self.cell, self.profile)
             arms: dict[str, TrainingArm] = {}
             requests: dict[tuple[str, int], ForkRequest] = {}
             cores = self._draw_cores()
@@ -91,9 +103,7 @@ class PairStarter:
                 of_arm = self._rank_requests(key, folder, variables, cores, socket_path)
                 for rank, request in enumerate(of_arm):
                     requests[key, rank] = request
-            # Drivers and libraries of GPUs may start threads when they are loaded.
-            server = shared_server(variables, TORCH, refuse_threads=not self.profile.gpus)
-            forked = server.fork(list(requests.values()))
+            forked = arm_server(self.cell, self.profile).fork(list(requests.values()))
             stack.callback(forked.end, grace=0.0)
             for (key, _), pid in zip(requests, forked.pids, strict=True):
                 arms[key].process_groups.append(pid)

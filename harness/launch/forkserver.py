@@ -41,16 +41,23 @@ from harness.records.record import Failure
 from harness.training.progress import SIGNAL
 
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
-# DDP, FSDP2 and optimizers import these one by one.
-TORCH = ("torch._dynamo", "torch.distributed.fsdp")
-# What every worker finds loaded, whatever it trains: torch, and what ranks of this harness need of it. The
-# functions are called: they remember the software, and the code that is loaded here whatever becomes of its files.
-# A gate's arms get TORCH alone, because each imports the harness from its own tree.
+# What every rank finds loaded. DDP, FSDP2 and optimizers import modules of torch one by one. Functions are called:
+# they remember what they return.
+LIBRARIES = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.utils.flop_counter",
+    "safetensors.torch",
+    "msgspec.inspect",
+    "psutil",
+    "platform:platform",
+)
+# And a worker of this harness, with the code that is loaded here whatever becomes of its files. A gate's arms get
+# LIBRARIES alone, because each imports the harness from its own tree.
 PRELOAD = (
-    *TORCH,
+    *LIBRARIES,
     "harness.measure.clock",
     "harness.training.worker",
-    "platform:platform",
     "harness.records.environment:describe_packages",
     "harness.records.environment:training_digest",
 )

@@ -156,6 +156,7 @@ def test_equal_code_that_trains_otherwise_each_time_does_not_fail_for_its_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = Repository(tmp_path)
+    monkeypatch.setattr(against, "arm_server", lambda *_: None)
     monkeypatch.setattr(against, "measure", lambda *_: OTHER_BITS)
     for control, code in (((True, 20), 1), ((False, 20), 3)):
         monkeypatch.setattr(against, "compare_losses", lambda *_, found=control, **__: found)
@@ -168,6 +169,7 @@ def test_a_line_is_printed_for_each_cell_in_a_log(
 ) -> None:
     repository = Repository(tmp_path, matrix={"batch_size": [32, 64]})
     found = paired("same", seconds=3.0, wall_seconds=30.0)
+    monkeypatch.setattr(against, "arm_server", lambda *_: None)
     monkeypatch.setattr(against, "measure", lambda *_: found)
     ended = harness("gate", "--against", "HEAD", str(repository.sweep), "--json")
     assert ended.err.count("same, +0.0% (-1.0% to +1.0%); 3.0 s in 30 s, 20 pairs\n") == 2

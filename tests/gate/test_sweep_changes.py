@@ -37,6 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         labels.append(cell.label)
         return PairedResult(verdict="same", ratio=1.0, low=0.99, high=1.01, a_rate=1.0, b_rate=1.0)
 
+    monkeypatch.setattr(against, "arm_server", lambda *_: None)
     monkeypatch.setattr(against, "measure", measure)
     return labels
 
