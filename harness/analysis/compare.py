@@ -385,8 +385,9 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
                 f"{a.cell.label}: other hardware: {line}; if that is the question: --across hardware"
             )
         lines.append(line)
-    explained = _fields_of_axes(differing_axes(a.cell, b.cell))
-    for difference in differences(a.conditions, b.conditions):
+    differing = differences(a.conditions, b.conditions)
+    explained = _fields_of_axes(differing_axes(a.cell, b.cell)) if differing else ()
+    for difference in differing:
         if difference.field.startswith(explained):
             continue
         value_a, value_b = shown(difference.a), shown(difference.b)

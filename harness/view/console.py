@@ -93,6 +93,7 @@ class TerminalConsole(Console):
         drawn = []
         for column, column_width in zip(columns, widths, strict=True):
             drawn.append(column.draw(self, column_width))
+        table_lines: list[Text] = []
         for row in zip(*drawn, strict=True):
             for number in range(max(map(len, row))):
                 line = Text()
@@ -101,7 +102,8 @@ class TerminalConsole(Console):
                     line.append_text(lines[number] if number < len(lines) else blank)
                     line.append(" " * GAP)
                 line.rstrip()
-                self.print(line, soft_wrap=True)
+                table_lines.append(line)
+        self.print(Text("\n").join(table_lines), soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Print a view."""

@@ -163,20 +163,18 @@ def _is_unpaired(result: SweepResult) -> bool:
 
 def _unsettled_remarks(result: SweepResult, records: Sequence[Record]) -> Iterator[str]:
     """Say which trials never reached a steady state; of short ones that can't be told."""
+    unsettled = [record.trial.cell for record in records if record.settled is False]
+    if not unsettled:
+        return
     names = cell_names(result.all_cells, with_workload=True)
-    unsettled = Counter[str]()  # trials by the name of their cell
-    for record in records:
-        if record.settled is False:
-            cell = record.trial.cell
-            name = names.get(cell.id, cell.label)
-            unsettled[name] += 1
-    if unsettled:
-        cells = listed(list(unsettled), MAX_NAMES)
-        trials = counted(unsettled.total(), "trial")
-        remedy = "raise length or warmup"
-        if records[0].trial.cell.workload.is_script:
-            remedy = "let the script train longer"
-        yield f"{trials} never settled ({cells}), so warm-up may count; {remedy}"
+    cells = dict.fromkeys(names.get(cell.id, cell.label) for cell in unsettled)
+    remedy = "raise length or warmup"
+    if records[0].trial.cell.workload.is_script:
+        remedy = "let the script train longer"
+    yield (
+        f"{counted(len(unsettled), 'trial')} never settled ({listed(list(cells), MAX_NAMES)}), so warm-up"
+        f" may count; {remedy}"
+    )
 
 
 def _script_remarks(records: Sequence[Record]) -> Iterator[str]:

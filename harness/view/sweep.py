@@ -113,7 +113,7 @@ def cells_table(
     A `wide` table has ids and all numbers.
     """
     cells = result.workloads[workload]
-    names = cell_names(result.all_cells)
+    names = cell_names([cell.cell for cell in cells])
     unit = common_unit(cells)
     metric = "metric"
     for cell in cells:
