@@ -283,20 +283,10 @@ class SweepData:
                 "cell": cell.cell.id,
                 "label": cell.cell.label,
                 "trials": len(cell.trials),
+                **self.result.answers(cell),
             }
-            intervals = {"throughput": cell.throughput, "metric": cell.metric}
-            for name, interval in intervals.items():
-                if interval is not None:
-                    low, high = interval.bounds or (None, None)
-                    row[name] = interval.mean
-                    row[f"{name}_low"] = low
-                    row[f"{name}_high"] = high
             verdict = self.result.speed(cell.cell)
             if verdict is not None:
-                low, high = verdict.interval or (None, None)
-                row["speedup"] = verdict.effect
-                row["speedup_low"] = low
-                row["speedup_high"] = high
                 row["verdict"] = verdict.label
             rows.append(row)
         return pd.DataFrame(rows, columns=CELL_COLUMNS)
@@ -324,21 +314,14 @@ def _series(values: Sequence[Any]) -> pd.Series:
     import pandas as pd
 
     plain: list[Any] = []
-    texts: list[str | None] = []
-    is_known = has_text = False
     for value in values:
-        text = None
-        if value is not None:
-            is_known = True
-            if not isinstance(value, str | int | float | bool):
-                value = json.dumps(value)
-            has_text = has_text or isinstance(value, str)
-            text = str(value)
-        plain.append(value)
-        texts.append(text)
-    if has_text or not is_known:
-        return pd.Series(texts, dtype=object)
-    return pd.Series(plain)
+        is_plain = value is None or isinstance(value, str | int | float | bool)
+        plain.append(value if is_plain else json.dumps(value))
+    known = [value for value in plain if value is not None]
+    if known and not any(isinstance(value, str) for value in known):
+        return pd.Series(plain)
+    texts = [None if value is None else str(value) for value in plain]
+    return pd.Series(texts, dtype=object)
 
 
 class Choices(TypedDict, total=False):
@@ -698,20 +681,12 @@ def _select_sides(sides: Sequence[str | Path | SweepData], results: Results) -> 
 
     All names are looked up together: what `baseline` means depends on the others.
     """
-    names: list[str] = []
-    loaded: list[Side] = []
-    for side in sides:
-        if isinstance(side, SweepData):
-            loaded.append(side.side)
-        else:
-            names.append(str(side))
+    loaded = [side.side for side in sides if isinstance(side, SweepData)]
+    names = [str(side) for side in sides if not isinstance(side, SweepData)]
     named = iter(select_results(results, names, loaded))
     selected: list[Side] = []
     for side in sides:
-        if isinstance(side, SweepData):
-            selected.append(side.side)
-        else:
-            selected.append(next(named))
+        selected.append(side.side if isinstance(side, SweepData) else next(named))
     return selected
 
 

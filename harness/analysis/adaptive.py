@@ -19,11 +19,10 @@ from harness.analysis.result import trial_row
 from harness.core.errors import BadInput, parse_percentage
 from harness.core.text import counted, parse_duration
 from harness.records.record import Record
+from harness.statistics.interval import FEWEST_VALUES
 from harness.statistics.sequential import confidence_sequence
 from harness.sweep.sweep import Sweep
 from harness.sweep.sweepfile import MAX_REPEATS
-
-FEWEST = 3  # trials; with fewer, precision may be luck
 
 # Runs a sweep and returns its records. The flag says whether these are further repeats of what it
 # has run before.
@@ -137,9 +136,9 @@ def _log_throughputs(sweep: Sweep, records: Sequence[Record]) -> dict[str, list[
 def half_width(logs: Sequence[float]) -> float:
     """Return half the width of a cell's confidence sequence as a fraction of its throughput.
 
-    `logs` are the log throughputs of its trials; with fewer than `FEWEST` the width is infinite.
+    `logs` are the log throughputs of its trials; with fewer than `FEWEST_VALUES` the width is infinite.
     """
-    if len(logs) < FEWEST:
+    if len(logs) < FEWEST_VALUES:
         return math.inf
     lows, highs = confidence_sequence(np.asarray(logs))
     log_half_width = (highs[-1] - lows[-1]) / 2

@@ -112,6 +112,23 @@ class SweepResult(Side):
         """Return whether other cells are compared with this one."""
         return cell.id in self._reference_ids
 
+    def answers(self, result: CellResult) -> dict[str, float | None]:
+        """Return what a cell has shown: throughput, target metric, and its speed against the first cell.
+
+        Each is followed by the bounds of its interval, as in `speedup_low`, None where too few values
+        give none. What was not measured is absent; the first cell has no speedup.
+        """
+        answers: dict[str, float | None] = {}
+        for name, interval in (("throughput", result.throughput), ("metric", result.metric)):
+            if interval is not None:
+                low, high = interval.bounds or (None, None)
+                answers |= {name: interval.mean, f"{name}_low": low, f"{name}_high": high}
+        verdict = self.speed(result.cell)
+        if verdict is not None:
+            low, high = verdict.interval or (None, None)
+            answers |= {"speedup": verdict.effect, "speedup_low": low, "speedup_high": high}
+        return answers
+
     def ranking(self, workload: str) -> list[CellResult]:
         """Return the measured cells of a workload from the fastest to the slowest."""
         measured = [cell for cell in self.workloads[workload] if cell.throughput]

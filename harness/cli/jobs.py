@@ -79,13 +79,13 @@ def submit(
     sweep_folder = results.sweep_folder(loaded.name)
     command = results.command(f"status {shlex.quote(loaded.name)} --watch")
     if dry_run:
-        prepared = jobs.prepare(loaded, profile, sweep_folder, "failed")
+        prepared = jobs.prepare(loaded, profile, sweep_folder)
         show(submission_view(prepared))
         console = TerminalConsole()
         for script in jobs.batch_scripts(sweep_folder, prepared.submission):
             console.say(f"\n{script}", wraps=False)
     else:
-        prepared = jobs.submit(loaded, profile, sweep_folder, "failed")
+        prepared = jobs.submit(loaded, profile, sweep_folder)
         show(submission_view(prepared, command))
 
 

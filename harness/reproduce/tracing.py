@@ -19,6 +19,7 @@ from harness.launch.tasks import run_task
 from harness.records.record import Record
 from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
+from harness.reproduce.rebuild import TIMEOUT
 from harness.reproduce.values import TensorDifference, difference
 from harness.sweep.cell import Cell, Trial
 from harness.sweep.cluster import Profile
@@ -173,9 +174,6 @@ def _trace_both(
     run_a = tracer.trace("a", a, recording)
     run_b = tracer.trace("b", b, recording)
     return (run_a, run_b), compare(run_a.traces, run_b.traces)
-
-
-TIMEOUT = 3600.0  # seconds, for a trial whose limit was not recorded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def _run_jobs(profiles: Mapping[str, Profile], folder: Path) -> dict[str, tuple[
         for name, profile in profiles.items():
             sweep = _doctor_sweep(profile.slurm.max_ranks)
             sweeps.append((sweep, Results(folder / name).sweep_folder(sweep.name)))
-            submit(sweep, profile, sweeps[-1][1], "missing")
+            submit(sweep, profile, sweeps[-1][1])
         deadline = time.monotonic() + PATIENCE_SECONDS
         for statuses in until_over(lambda: read_statuses(sweeps), POLL_SECONDS):
             states = Counter(status.trials[0].state for status in statuses)

@@ -28,7 +28,7 @@ from harness.core.slurm_environment import ignored_variables, submission_environ
 from harness.core.text import listed
 from harness.launch import srun
 from harness.launch.stack import ready_stacks
-from harness.launch.sweep import Redo, plan, refuse_changed_profile
+from harness.launch.sweep import plan, refuse_changed_profile
 from harness.records.differences import profile_change, run_settings
 from harness.records.store import lock, write_spec
 from harness.slurm import queue as queues
@@ -75,19 +75,17 @@ class PreparedSubmission:
     remarks: Sequence[str]  # a sentence each
 
 
-def submit(
-    sweep: Sweep, profile: Profile, sweep_folder: SweepFolder, redo: Redo
-) -> PreparedSubmission:
+def submit(sweep: Sweep, profile: Profile, sweep_folder: SweepFolder) -> PreparedSubmission:
     """Submit the trials that are pending and that no job has, and return what was submitted.
 
-    `redo` says which finished trials run again. A controller that is away is waited for. There is no
-    array if there was nothing to submit.
+    Trials that failed run again. A controller that is away is waited for. There is no array if there
+    was nothing to submit.
 
     Raises BadInput as `prepare` does and if another process is working on this sweep, HarnessError if
     Slurm refuses, or does not answer for too long.
     """
     with lock(sweep_folder):
-        prepared = prepare(sweep, profile, sweep_folder, redo, patience=srun.PATIENCE_SECONDS)
+        prepared = prepare(sweep, profile, sweep_folder, patience=srun.PATIENCE_SECONDS)
         submission = prepared.submission
         # Also where nothing is left to submit: `show`, the report and MLflow follow what was named last.
         write_spec(sweep, sweep_folder)
@@ -114,7 +112,6 @@ def prepare(
     sweep: Sweep,
     profile: Profile,
     sweep_folder: SweepFolder,
-    redo: Redo,
     *,
     patience: float = 0.0,
 ) -> PreparedSubmission:
@@ -130,7 +127,7 @@ def prepare(
     path = str(sweep_folder.path.absolute())
     if "%" in path:  # submitit expands it: `%j` becomes a job's id
         raise BadInput(f"--results: found {path!r}; allowed: for jobs, a path without %")
-    todo = plan(sweep, sweep_folder, redo)
+    todo = plan(sweep, sweep_folder, "failed")
     refuse_changed_profile(todo, sweep, profile, sweep_folder)
     live_ids = _live_trials(sweep, profile, sweep_folder, patience)
     new_trials = {trial.id: trial for trial in todo.pending if trial.id not in live_ids}

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 CONFIDENCE = 0.95  # of intervals, unless a caller says otherwise
 # Of two values, Student's interval reaches nine standard deviations to either side.
-FEWEST_VALUES = 3  # that an interval is shown of
+FEWEST_VALUES = 3  # that an interval is shown of, and that a sequence decides by
 LARGEST_EXPONENT = 700.0  # math.exp overflows above it
 
 

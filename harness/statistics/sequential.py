@@ -13,10 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.statistics.interval import FEWEST_VALUES
+
 Numbers = NDArray[np.float64]
 
 PRIOR = 0.5  # pseudo-observations of the mixture: tight from about 5 values to some hundred
-FEWEST_VALUES = 3  # below that nothing is decided
 # The part of the allowed error for noise that is normal. The remainder is for what a few values don't
 # show: a tail or a correlation that they can't tell yet.
 NORMAL_SHARE = 0.65

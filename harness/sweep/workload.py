@@ -158,7 +158,7 @@ class SweepWorkload:
                 settings[axis] = value
                 # Each source of data has its own name as the default; it counts all the same, or equal
                 # settings of two sources would share an id.
-                is_default = name != SOURCE and same_value(value, _default(declared))
+                is_default = name != SOURCE and same_value(value, default_of(declared))
                 if is_default and axis not in values:
                     unset.append(axis)
                 if not is_default and name in identity:
@@ -314,7 +314,7 @@ def _find_declaration(
     return Declaration(path, workload_class.Options, workload_class.Data, workload_class.batch_size)
 
 
-def _default(declared: Field[Any]) -> Any:
+def default_of(declared: Field[Any]) -> Any:
     """Return the default of a field of a dataclass, MISSING if it has none."""
     if declared.default_factory is MISSING:
         return declared.default

@@ -223,20 +223,19 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `speedup` and its
     bounds are ratios. The first cell has no speedup; bounds of too few values, or at infinity, have no metric.
     """
+    names = {
+        "throughput": RATES[cell_result.throughput_unit],
+        "throughput_low": "harness.ci_low",
+        "throughput_high": "harness.ci_high",
+    }
+    if cell_result.target is not None:
+        names["metric"] = final_name(cell_result.target.name)
     metrics: dict[str, float] = {}
-    throughput = cell_result.throughput
-    if throughput is not None:
-        metrics[RATES[cell_result.throughput_unit]] = throughput.mean
-    verdict = result.speed(cell_result.cell)
-    if verdict is not None:
-        metrics["speedup"] = verdict.effect
-        if verdict.interval is not None:
-            metrics["speedup_low"], metrics["speedup_high"] = verdict.interval
-    if cell_result.metric is not None and cell_result.target is not None:
-        metrics[final_name(cell_result.target.name)] = cell_result.metric.mean
-    if throughput is not None and throughput.bounds is not None:
-        metrics["harness.ci_low"], metrics["harness.ci_high"] = throughput.bounds
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    for name, value in result.answers(cell_result).items():
+        has_metric = name in names or name.startswith("speedup")
+        if has_metric and value is not None and math.isfinite(value):
+            metrics[names.get(name, name)] = value
+    return metrics
 
 
 def _verdict_tags(result: SweepResult, cell: Cell) -> dict[str, str]:

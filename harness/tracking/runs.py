@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.core.files import open_log, read_tail
 from harness.core.paths import SweepFolder, TrialFolder
@@ -139,7 +139,8 @@ class SweepRuns:
         run = self._runs.get(("trial", trial))
         if run is not None and run.data.tags.get(RECORD_TAG) != digest:
             run = None  # it shows an earlier record
-        if run is not None and is_complete_run(run):
+        # The final status is written last: the run that a dead delivery left behind is still running.
+        if run is not None and run.info.status != "RUNNING":
             if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
                 self._set_tag(run, PARENT_TAG, parent)
             self._show_export(run, trial_folder)
@@ -339,14 +340,6 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
         token = answer.token
         if not token:
             return
-
-
-def is_complete_run(run: Any) -> bool:
-    """Return whether a trial's run shows all of its record: its final status is written last.
-
-    A run that a dead delivery left behind is still running.
-    """
-    return bool(run.info.status != "RUNNING")
 
 
 def export_metrics(export: TrialExport) -> dict[str, float]:

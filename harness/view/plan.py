@@ -10,7 +10,7 @@ import json
 import types
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -27,10 +27,12 @@ from msgspec import Meta
 
 from harness.analysis.cells import varying_axes
 from harness.core.text import counted
+from harness.core.validation import TYPE_NAMES, members_by_source
 from harness.sweep.axes import AXIS_TYPES, DEFAULTS, PREFIX, need_of
 from harness.sweep.cell import SOURCE, Trial, axis_value
 from harness.sweep.matrix import CONFLICT
 from harness.sweep.sweep import Sweep
+from harness.sweep.workload import default_of
 from harness.view.value import Styled, Value, duration
 from harness.view.view import Table, View
 from workloads.catalog import Declaration
@@ -40,14 +42,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 200  # cells that are listed
 QUIET_MACHINE = "wait, or measure anyway: harness run --tolerate-load, or validity.contention: null in a profile"
-PLAIN_TYPES = {
-    bool: "false, true",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    type(None): "null",
-}
+PLAIN_TYPES = {**TYPE_NAMES, bool: "false, true", Path: "a path"}
 
 
 def plan_view(sweep: Sweep, estimates: Mapping[str, float]) -> View:
@@ -213,7 +208,7 @@ def workloads_view(workloads: Mapping[str, Declaration]) -> View:
     table = Table(columns, {"batch_size": "count"})
     for name, declaration in workloads.items():
         options = ", ".join(field.name for field in fields(declaration.options))
-        sources = ", ".join(_sources(declaration))
+        sources = ", ".join(members_by_source(declaration.data))
         table.add_row(name, declaration.batch_size, options, sources)
     more = "harness workloads NAME, or file.py:Class, shows what each setting allows"
     return View(tables=[table], lines=[more])
@@ -223,22 +218,12 @@ def workload_view(name: str, declaration: Declaration) -> View:
     """Return one workload with all its settings, named as the axes that they may be."""
     table = Table(["setting", "allowed"])
     _add_settings(table, "options", declaration.options)
-    for source, settings in _sources(declaration).items():
+    for source, settings in members_by_source(declaration.data).items():
         if source:
             table.add_row(f"data.{SOURCE}", source)
         _add_settings(table, "data", settings)
     heading = f"{name}  {declaration.path}, batch_size {declaration.batch_size}"
     return View(heading=[heading], tables=[table])
-
-
-def _sources(declaration: Declaration) -> dict[str, Any]:
-    """Return the Settings classes of a workload's data by their source, `""` for data without."""
-    members = list(filter(is_dataclass, get_args(declaration.data)))
-    sources = {}
-    for kind in members or [declaration.data]:
-        source = getattr(kind, SOURCE, "")
-        sources[str(source)] = kind
-    return sources
 
 
 def _add_settings(table: Table, section: str, kind: Any) -> None:
@@ -247,9 +232,7 @@ def _add_settings(table: Table, section: str, kind: Any) -> None:
     for declared in fields(kind):
         if declared.name == SOURCE:
             continue
-        default = declared.default
-        if declared.default_factory is not MISSING:
-            default = declared.default_factory()
+        default = default_of(declared)
         text = "  required"
         if default is not MISSING:
             shown = json.loads(json.dumps(default, default=str))

@@ -33,7 +33,6 @@ SVG_SETTINGS: Mapping[str, Any] = {
     "text.parse_math": False,  # a dollar sign in a user's name does not start a formula
 }
 Curve = dict[int, float]  # the values of a trial by step
-Line = tuple[tuple[float, ...], ...]  # the steps, then the values of each trial of a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +105,7 @@ def plot(
     axes.spines[["top", "right"]].set_visible(False)
     legend = []
     # Those of the fastest cells: more lines can't be told apart.
-    for color, (line, names) in zip(COLORS, lines.items(), strict=False):
-        steps, *trials = line
+    for color, ((steps, *trials), names) in zip(COLORS, lines.items(), strict=False):
         columns = list(zip(*trials, strict=True))
         mean = [sum(column) / len(column) for column in columns]
         axes.plot(steps, mean, color=color, linewidth=1.1)
@@ -126,9 +124,12 @@ def plot(
 def _lines(
     cells: Mapping[str, Sequence[Record]],
     read: Callable[[Record], Curve],
-) -> dict[Line, list[str]]:
-    """Return the lines to draw, each with the names of the cells that have its values."""
-    lines: dict[Line, list[str]] = {}
+) -> dict[tuple[tuple[float, ...], ...], list[str]]:
+    """Return the lines to draw, each with the names of the cells that have its values.
+
+    A line has the steps, then the values of each trial of a cell.
+    """
+    lines: dict[tuple[tuple[float, ...], ...], list[str]] = {}
     for name, records in cells.items():
         curves = list(map(read, records))
         common = sorted(set.intersection(*map(set, curves)))

@@ -56,6 +56,7 @@ def render(results: Results, recorded: RecordedSweep) -> str:
     by_workload = attributions(result.side)
     for label, cells in result.workloads.items():
         table = cells_table(result, label, parity, wide=True)
+        table.without = ["id"]
         tables.append(table)
         curves += _curves(result, label, names)
         attribution = by_workload.get(label)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis.cells import differing_axes
 from harness.analysis.rungs import RerunDifference
 from harness.core.errors import one_line
 from harness.core.text import counted, listed
@@ -17,7 +18,7 @@ from harness.reproduce.reproduction import ReproductionVerdict, TrialVerdict
 from harness.reproduce.rerun import Prepared
 from harness.reproduce.tracing import RecordedDiff, TraceDiff
 from harness.reproduce.values import TensorDifference
-from harness.sweep.cell import Cell, Trial, axis_names, axis_value
+from harness.sweep.cell import Cell, Trial, axis_value
 from harness.view.value import LOOKS, Styled, Value
 from harness.view.view import Table, View
 
@@ -189,11 +190,9 @@ def _divergence_line(a: Trial, b: Trial, divergence: Divergence) -> str:
 def differing_settings(a: Cell, b: Cell) -> list[str]:
     """Return the settings that two cells differ in, as `strategy (ddp, fsdp2)`."""
     differing = []
-    for name in axis_names([a, b]):
-        level_a = a.level(name)
-        level_b = b.level(name)
-        if level_a != level_b:
-            differing.append(f"{name} ({axis_value(level_a)}, {axis_value(level_b)})")
+    for axis in differing_axes(a, b):
+        levels = axis_value(a.level(axis)), axis_value(b.level(axis))
+        differing.append(f"{axis} ({', '.join(levels)})")
     if a.workload.identity != b.workload.identity:
         differing.append(f"workload ({a.workload.label}, {b.workload.label})")
     return differing

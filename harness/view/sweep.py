@@ -114,45 +114,48 @@ def cells_table(
     """
     cells = result.workloads[workload]
     names = cell_names([cell.cell for cell in cells])
-    unit = common_unit(cells)
-    metric = "metric"
-    for cell in cells:
-        if cell.target is not None:
-            metric = cell.target.name
     numbers = dict(NUMBERS)
     scaling: Mapping[str, float] = {}
     if wide:
         numbers |= FURTHER_NUMBERS
         scaling = scaling_shares(cells)
+    table = _empty_table(cells, numbers)
+    if len(result.workloads) > 1:
+        table.title = workload
+    if wide:
+        table.wraps = False
+    else:
+        table.optional = OPTIONAL_COLUMNS
+        table.without = ["id"] if _differ_in_trials(cells) else ["id", "trials"]
+    for cell in cells:
+        id_ = cell.cell.id
+        table.add_row(
+            names[id_],
+            id_,
+            cell.throughput,
+            *_speed(result, cell),
+            _metric(result, cell),
+            *[cell.numbers.get(name) for name, _ in numbers.values()],
+            scaling.get(id_),
+            cell_rung(parity, cell.cell),
+            _trial_counts(cell),
+        )
+    return table
+
+
+def _empty_table(cells: Sequence[CellResult], numbers: Mapping[str, tuple[str, Kind]]) -> Table:
+    """Return the table of some cells without a row; `numbers` are those of NUMBERS that it has."""
+    unit = common_unit(cells)
+    metric = "metric"
+    for cell in cells:
+        if cell.target is not None:
+            metric = cell.target.name
     columns = ["cell", "id", unit, "speed", "verdict", metric, *numbers]
     columns += ["scaling", "parity", "trials"]
     kinds: dict[str, Kind] = {unit: "rate", metric: "number", "scaling": "percent"}
     for column, (_, kind) in numbers.items():
         kinds[column] = kind
-    table = Table(
-        columns,
-        kinds,
-        title=workload if len(result.workloads) > 1 else "",
-        optional=() if wide else OPTIONAL_COLUMNS,
-        wraps=not wide,
-    )
-    has_trials = wide or _differ_in_trials(cells)
-    for cell in cells:
-        speed, verdict = _speed(result, cell)
-        id_ = cell.cell.id
-        table.add_row(
-            names[id_],
-            id_ if wide else None,
-            cell.throughput,
-            speed,
-            verdict,
-            _metric(result, cell),
-            *[cell.numbers.get(name) for name, _ in numbers.values()],
-            scaling.get(id_),
-            cell_rung(parity, cell.cell),
-            _trial_counts(cell) if has_trials else None,
-        )
-    return table
+    return Table(columns, kinds)
 
 
 def _differ_in_trials(cells: Sequence[CellResult]) -> bool:

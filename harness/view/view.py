@@ -61,13 +61,14 @@ class Table:
     # Columns that are left out, in this order, of a terminal in which texts would wrap.
     optional: Sequence[str] = ()
     wraps: bool = True  # whether texts wrap before columns of a wide table follow below the others
+    without: Sequence[str] = ()  # columns that are not shown
     rows: list[Sequence[Value]] = field(default_factory=list)
 
     def add_row(self, *row: Value) -> None:
         """Add a row, with the value of each column."""
         self.rows.append(row)
 
-    def drawn(self, without: Sequence[str] = ()) -> list[list[Field]]:
+    def drawn(self) -> list[list[Field]]:
         """Return the fields of each row; columns that are empty in all rows are left out."""
         full = set()
         rows = []
@@ -79,7 +80,7 @@ class Table:
                 if value not in (None, ""):
                     full.add(column)
             rows.append(row)
-        full -= set(without)
+        full -= set(self.without)
         return [[entry for entry in row if entry.column in full] for row in rows]
 
 

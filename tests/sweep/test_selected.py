@@ -139,7 +139,7 @@ def test_a_part_does_not_run_with_another_profile_than_the_rest(
 def test_jobs_have_the_selected_trials_of_the_whole_sweep(sweep: Sweep, tmp_path: Path) -> None:
     folder = Results(tmp_path / "results").sweep_folder("demo")
     part = select(sweep, ["precision=bf16", "seed=1"])
-    prepared = prepare(part, load_profile("slurm"), folder, redo="failed")
+    prepared = prepare(part, load_profile("slurm"), folder)
     submitted = [trial_id for job in prepared.submission.jobs() for trial_id in job.trial_ids]
     assert sorted(submitted) == sorted(trial.id for trial in part.trials())
     assert len(prepared.submission.sweep.trials()) == 8
