@@ -541,7 +541,7 @@ def run(
         profile = with_tolerance(profile)
     sweep_folder = results.sweep_folder(loaded.name)
     console = TerminalConsole(quiet=not progress)
-    view = RunView(loaded, console, planned.estimates, profile)
+    view = RunView(loaded, console, planned.estimates)
     redo: runner.Redo = "all" if force else "failed"
 
     def run_pending(sweep: Sweep, is_further_repeat: bool) -> list[Record]:

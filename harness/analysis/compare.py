@@ -116,6 +116,13 @@ class Match:
         return paired_trials(self.a, self.b)
 
     @property
+    def side_names(self) -> tuple[str, str]:
+        """The names of the sides in messages, the letters for cells of one side."""
+        if self.a_side == self.b_side:
+            return "A", "B"
+        return self.a_side, self.b_side
+
+    @property
     def sides(self) -> Sequence[tuple[str, CellResult]]:
         """The two cells with the letters that messages call them by."""
         return ("A", self.a), ("B", self.b)
@@ -152,10 +159,24 @@ class CellComparison:
     """Cells that were compared, with a verdict on each of their metrics."""
 
     matches: Sequence[Match]  # cells that were compared
-    differences: Sequence[str]  # between the conditions of the sides
     missing: Sequence[str]  # messages on what could not be compared, as cells of one side only
-    notes: Sequence[str]  # remarks that change no exit code
     rules: Rules  # by which it was judged
+
+    @cached_property
+    def differences(self) -> list[str]:
+        """The conditions in which the two cells of any match differ."""
+        lines: dict[str, None] = {}  # an ordered set
+        for match in self.matches:
+            lines |= dict.fromkeys(_condition_differences(match))
+        return list(lines)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """Remarks that change no exit code."""
+        lines: dict[str, None] = {}  # an ordered set
+        for match in self.matches:
+            lines |= dict.fromkeys(_notes(match))
+        return list(lines)
 
     @property
     def verdicts(self) -> list[MetricVerdict]:
@@ -360,31 +381,17 @@ def setting_differences(
     return differences
 
 
-def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
+def _condition_differences(match: Match) -> list[str]:
     """Return the conditions in which two cells differ.
 
     Each as in `software.torch: 2.12.0 (A), 2.13.0 (B)`, the most likely cause of another result
-    first; none for a cell without trials. Raises BadInput for other hardware, unless that is the
-    question.
+    first; none for a cell without trials.
     """
     a, b = match.a, match.b
     if not a.trials or not b.trials:
         return []
-    name_a, name_b = match.a_side, match.b_side
-    if name_a == name_b:
-        name_a, name_b = "A", "B"
-    lines: list[str] = []
-    # A cell that was measured on two kinds is a mean over both, which equals nothing.
-    hardware_a, hardware_b = sorted(a.hardware), sorted(b.hardware)
-    if hardware_a != hardware_b or len(hardware_a) > 1:
-        kinds_a = " and ".join(hardware_a)
-        kinds_b = " and ".join(hardware_b)
-        line = f"hardware: {kinds_a} ({name_a}), {kinds_b} ({name_b})"
-        if "hardware" not in across:
-            raise BadInput(
-                f"{a.cell.label}: other hardware: {line}; if that is the question: --across hardware"
-            )
-        lines.append(line)
+    name_a, name_b = match.side_names
+    lines = list(filter(None, [_hardware_difference(match)]))
     differing = differences(a.conditions, b.conditions)
     explained = _fields_of_axes(differing_axes(a.cell, b.cell)) if differing else ()
     for difference in differing:
@@ -393,6 +400,20 @@ def _condition_differences(match: Match, across: Sequence[str]) -> list[str]:
         value_a, value_b = shown(difference.a), shown(difference.b)
         lines.append(f"{difference.field}: {value_a} ({name_a}), {value_b} ({name_b})")
     return lines
+
+
+def _hardware_difference(match: Match) -> str | None:
+    """Return on what hardware two cells with trials ran, None if it was the same.
+
+    A cell that was measured on two kinds is a mean over both, which equals nothing.
+    """
+    if not match.a.trials or not match.b.trials:
+        return None
+    kinds_a, kinds_b = sorted(match.a.hardware), sorted(match.b.hardware)
+    if kinds_a == kinds_b and len(kinds_a) <= 1:
+        return None
+    name_a, name_b = match.side_names
+    return f"hardware: {' and '.join(kinds_a)} ({name_a}), {' and '.join(kinds_b)} ({name_b})"
 
 
 def _fields_of_axes(axes: Sequence[str]) -> tuple[str, ...]:
@@ -411,11 +432,10 @@ def _judge_matches(
 ) -> CellComparison:
     """Return the comparison of these matches, with verdicts over all their metrics together.
 
-    `unmatched` are messages on cells that only one side has.
+    `unmatched` are messages on cells that only one side has. Raises BadInput for other hardware, unless
+    that is the question.
     """
     missing = list(unmatched)
-    notes: list[str] = []
-    differing: list[str] = []
     questions: list[Question] = []
     counts = []  # of the questions on each match
     for match in matches:
@@ -423,8 +443,12 @@ def _judge_matches(
         questions += on_match
         counts.append(len(on_match))
         missing += problems
-        notes += _notes(match, on_match)
-        differing += _condition_differences(match, rules.across)
+        hardware = _hardware_difference(match)
+        if hardware is not None and "hardware" not in rules.across:
+            raise BadInput(
+                f"{match.a.cell.label}: other hardware: {hardware}; if that is the question: --across"
+                " hardware"
+            )
     verdicts = iter(judge(questions))
     judged = []
     for match, count in zip(matches, counts, strict=True):
@@ -432,9 +456,7 @@ def _judge_matches(
         judged.append(replace(match, verdicts=on_metrics))
     return CellComparison(
         matches=judged,
-        differences=list(dict.fromkeys(differing)),
         missing=missing,
-        notes=list(dict.fromkeys(notes)),
         rules=rules,
     )
 
@@ -493,11 +515,11 @@ def _describe_unmeasured(match: Match) -> str:
     return f"throughput is in {units}, which can't be compared"
 
 
-def _notes(match: Match, questions: Sequence[Question]) -> list[str]:
+def _notes(match: Match) -> list[str]:
     """Return notes on a match: what a reader should know who believes its verdicts."""
     label = match.b.cell.label
     notes = []
-    for question in filter(is_throughput, questions):
+    for question in filter(is_throughput, match.verdicts):
         estimate = question.estimate
         if estimate.unit == "trials":
             notes.append(NOT_INTERLEAVED)

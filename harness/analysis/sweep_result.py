@@ -103,11 +103,6 @@ class SweepResult(Side):
         match = self.match_of(cell)
         return None if match is None else match.speed
 
-    def accuracy(self, cell: Cell) -> MetricVerdict | None:
-        """Return the verdict on a cell's target metric, None for the reference of its workload."""
-        match = self.match_of(cell)
-        return None if match is None else match.accuracy
-
     def is_reference(self, cell: Cell) -> bool:
         """Return whether other cells are compared with this one."""
         return cell.id in self._reference_ids

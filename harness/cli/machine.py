@@ -92,8 +92,7 @@ def export(
 
     Takes the parameters of the best evaluation (checkpoint: best in the sweep). The exported model
     is compared with eager mode over the whole test set, and refused if an output of any sample is
-    farther off than rounding explains. The files, parity and latencies are in the trial's folder, from
-    where `harness collect` brings them to MLflow.
+    farther off than rounding explains. The files, parity and latencies are left in the trial's folder.
 
     Exit code 1 if the exported model computes something else.
 

@@ -62,7 +62,7 @@ PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Reproduce": {
         "reproduce": ("reproduce", "Run a recorded trial again, and compare the bits."),
-        "diff": ("reproduce", "Find out why two cells or two trials differ."),
+        "diff": ("reproduce", "Find out why two cells of a sweep differ."),
         "parity": ("reproduce", "Find out which cells of a sweep compute the same."),
     },
     "Machine": {

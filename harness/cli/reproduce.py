@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import typer
 
 from harness.analysis.rungs import Rung
-from harness.analysis.selection import find, find_trial
-from harness.api import load_planned, load_profile
+from harness.analysis.selection import find
+from harness.api import load_planned
 from harness.cli.arguments import (
     AccuracyMarginOption,
     ClusterOption,
@@ -19,7 +19,6 @@ from harness.cli.arguments import (
     SetOption,
     SweepArgument,
     complete_recorded_sweeps,
-    complete_sweeps,
 )
 from harness.cli.main import RESULTS
 from harness.core.errors import BadInput
@@ -30,12 +29,12 @@ from harness.reproduce.parity import plan_parity, sweep_parity
 from harness.reproduce.reproduction import reproduce as reproduce_trials
 from harness.reproduce.rerun import originals as find_originals
 from harness.reproduce.source import Choice
-from harness.reproduce.tracing import TracedTrial, diff_recorded, diff_trials
+from harness.reproduce.tracing import TracedTrial, diff_trials
 from harness.sweep.cell import Trial
 from harness.sweep.selected import find_cell
 from harness.view.console import TerminalConsole, show, spinner
 from harness.view.parity import parity_view, rung_badge
-from harness.view.reproduce import code_lines, diff_view, recorded_diff_view, verdict_view
+from harness.view.reproduce import code_lines, diff_view, verdict_view
 from harness.view.run import RunView
 from harness.view.view import View
 
@@ -53,14 +52,7 @@ CellArgument = Annotated[
 
 @app.command()
 def diff(
-    sweep: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP|TRIAL",
-            help="A sweep file or a ready sweep; or a trial on record: its id, folder or record.",
-            autocompletion=complete_sweeps,
-        ),
-    ],
+    sweep: SweepArgument,
     a: CellArgument = "",
     b: CellArgument = "",
     settings: SetOption = [],  # noqa: B006 - typer copies it
@@ -69,35 +61,19 @@ def diff(
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Find where two cells or two trials diverge, to the tensor.
+    """Find where two cells diverge, to the tensor.
 
     Runs two cells of a sweep and compares what every rank computes, step by step: batches, random
     numbers, loss, gradients before and after the ranks share them, parameters, optimizer state,
     buffers and evaluations. Names the first step, phase, rank and tensor that differ, and how far
     apart they are. Nothing is recorded. A sweep of two cells needs no names.
 
-    Two trials on record (harness diff TRIAL TRIAL) are compared by their losses, evaluations and
-    digests, and run again, up to the first step that differs, if these differ.
-
     Exit code 0 if all bits are the same, 1 if not.
 
     Examples:
       harness diff quickstart strategy=ddp,workload=mlp strategy=fsdp2,workload=mlp
       harness diff sweep.yaml num_threads=1 num_threads=2 --set length.steps=20
-      harness diff mlp-45dbdb38d5-s0-r0 mlp-07092cdc5e-s0-r0
     """
-    is_sweep_file = Path(sweep).suffix in (".yaml", ".yml")
-    if a and not b and not is_sweep_file:
-        if settings or data or seed is not None:
-            raise BadInput(
-                "--set, --data, --seed: found with trials on record; allowed: with a sweep"
-            )
-        profile = load_profile(cluster)
-        record_a, _ = find_trial(RESULTS.get(), sweep)
-        record_b, _ = find_trial(RESULTS.get(), a)
-        with spinner():
-            recorded_diff = diff_recorded(record_a, record_b, profile)
-        return show(recorded_diff_view(recorded_diff), as_json=as_json)
     loaded, profile = load_planned(sweep, settings, data, cluster, timed=False)
     cells = list(loaded.cells)
     if a:

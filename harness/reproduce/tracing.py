@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.analysis.rungs import Agreement, compare_evidence, evidence_of_record
 from harness.core.progress import report_progress
 from harness.core.scratch import run_folder
 from harness.launch.tasks import run_task
-from harness.records.record import Record
 from harness.records.trace import Mark, Recording, read_traces, values_path, write_recording
 from harness.reproduce.divergence import TraceComparison, Traces, compare, tensors_of
-from harness.reproduce.rebuild import TIMEOUT
 from harness.reproduce.values import TensorDifference, difference
 from harness.sweep.cell import Cell, Trial
 from harness.sweep.cluster import Profile
@@ -102,29 +99,19 @@ def diff_trials(
     b: TracedTrial,
     profile: Profile,
     timeout: float,
-    last_step: int = LAST_STEP,
 ) -> TraceDiff:
-    """Run two trials on this machine up to `last_step`, and return where they diverge.
+    """Run two trials on this machine, and return where they diverge.
 
     A trial may take `timeout` seconds. Raises HarnessError if a rank fails; the log that it names stays.
     """
     with run_folder("diff") as folder:
         tracer = Tracer(folder, profile, timeout)
-        return diff_traced(tracer, a, b, last_step=last_step)
+        return diff_traced(tracer, a, b)
 
 
-def diff_traced(
-    tracer: Tracer,
-    a: TracedTrial,
-    b: TracedTrial,
-    *,
-    last_step: int = LAST_STEP,
-) -> TraceDiff:
-    """Trace two trials, and return where they diverge; raises HarnessError if a rank fails.
-
-    Both run up to `last_step` at most.
-    """
-    overview = Recording(last_step=last_step, all_steps=True, tensors=False)
+def diff_traced(tracer: Tracer, a: TracedTrial, b: TracedTrial) -> TraceDiff:
+    """Trace two trials, and return where they diverge; raises HarnessError if a rank fails."""
+    overview = Recording(last_step=LAST_STEP, all_steps=True, tensors=False)
     _, steps = _trace_both(tracer, a, b, overview)
     only_a: Sequence[str] = ()
     only_b: Sequence[str] = ()
@@ -174,51 +161,3 @@ def _trace_both(
     run_a = tracer.trace("a", a, recording)
     run_b = tracer.trace("b", b, recording)
     return (run_a, run_b), compare(run_a.traces, run_b.traces)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedDiff:
-    """Where two recorded trials diverge."""
-
-    a: Record
-    b: Record
-    agreement: Agreement  # of what both have recorded
-    again: TraceDiff | None  # by running them again, None where their records are the same
-
-    @property
-    def is_same(self) -> bool:
-        """Return whether nothing differs in the records."""
-        return self.again is None
-
-
-def diff_recorded(a: Record, b: Record, profile: Profile) -> RecordedDiff:
-    """Return where two recorded trials diverge.
-
-    Where their records differ, both run again with the code and the data here, up to the first step
-    that is known to differ.
-    """
-    agreement = compare_evidence(evidence_of_record(a), evidence_of_record(b))
-    first = agreement.first_difference
-    again = None
-    if first is not None:
-        again = diff_trials(
-            _to_trace(a),
-            _to_trace(b),
-            profile,
-            timeout=max(_timeout(a), _timeout(b)),
-            last_step=LAST_STEP if first.step is None else first.step,
-        )
-    return RecordedDiff(a=a, b=b, agreement=agreement, again=again)
-
-
-def _timeout(record: Record) -> float:
-    """Return the recorded limit of a trial's duration in seconds."""
-    return TIMEOUT if record.settings is None else record.settings.timeout
-
-
-def _to_trace(record: Record) -> TracedTrial:
-    """Return a recorded trial as one to trace."""
-    base_folder = Path()
-    if record.settings is not None:
-        base_folder = Path(record.settings.base_folder)
-    return TracedTrial(trial=record.trial, base_folder=base_folder)

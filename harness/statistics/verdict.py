@@ -144,21 +144,17 @@ def _verdict(
     smallest_level: float,
 ) -> MetricVerdict:
     """Return the verdict on a question, from tests that are corrected for its family."""
-    metric, estimate = question.metric, question.estimate
     outcome = _outcome(question, change, same)
     confidence = _confidence(outcome, change.level, same.level)
-    low, high = estimate.interval(confidence)
+    low, high = question.estimate.interval(confidence)
     return MetricVerdict(
-        metric=metric,
-        estimate=estimate,
-        mean_a=question.mean_a,
-        mean_b=question.mean_b,
+        **vars(question),
         outcome=outcome,
         p_change=change.p,
         p_same=same.p,
         confidence=confidence,
-        low=metric.back_transform(low),
-        high=metric.back_transform(high),
+        low=question.metric.back_transform(low),
+        high=question.metric.back_transform(high),
         smallest_level=smallest_level,
     )
 

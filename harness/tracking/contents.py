@@ -223,18 +223,22 @@ def _answers(result: SweepResult, cell_result: CellResult) -> dict[str, float]:
     `harness.ci_low` and `harness.ci_high` are in the unit of the throughput, `speedup` and its
     bounds are ratios. The first cell has no speedup; bounds of too few values, or at infinity, have no metric.
     """
-    names = {
+    target = cell_result.target
+    names = {  # in the order that matters
         "throughput": RATES[cell_result.throughput_unit],
+        "speedup": "speedup",
+        "speedup_low": "speedup_low",
+        "speedup_high": "speedup_high",
+        "metric": "" if target is None else final_name(target.name),
         "throughput_low": "harness.ci_low",
         "throughput_high": "harness.ci_high",
     }
-    if cell_result.target is not None:
-        names["metric"] = final_name(cell_result.target.name)
+    answers = result.answers(cell_result)
     metrics: dict[str, float] = {}
-    for name, value in result.answers(cell_result).items():
-        has_metric = name in names or name.startswith("speedup")
-        if has_metric and value is not None and math.isfinite(value):
-            metrics[names.get(name, name)] = value
+    for answer, name in names.items():
+        value = answers.get(answer)
+        if value is not None and math.isfinite(value):
+            metrics[name] = value
     return metrics
 
 

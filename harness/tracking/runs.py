@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING
 
 from harness.core.files import open_log, read_tail
 from harness.core.paths import SweepFolder, TrialFolder
-from harness.export.record import TrialExport, read_export
 from harness.records.files import read_record
-from harness.records.numbers import metric_name
 from harness.records.record import Record
 from harness.tracking.contents import (
     VALUE_LENGTH,
@@ -42,18 +40,17 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 250  # runs in one answer to a search
 LOG_BYTES = 2**20  # at most, of the end of each log
-FILE_BYTES = 2**28  # at most, of a profiler's trace or of a file of an exported model
+FILE_BYTES = 2**28  # at most, of a profiler's trace
 DESCRIPTION_TAG = "mlflow.note.content"  # what MLflow shows above all, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
 RECORD_TAG = "harness.record"  # on a trial's run: the digest of the record that it shows
-EXPORT_TAG = "harness.export"  # on a trial's run: when the exports were written that it shows
 FILES_TAG = "harness.files"  # on a sweep's run: the digest of the files stored with it
 METRICS_TAG = "harness.metrics"  # on the run of a cell or a sweep: the names of its metrics of ours
 SUPERSEDED_TAG = "harness.superseded"  # on a run: the id of the one that shows what holds now
 NOTE_TAG = "harness.note"  # the digest of the description that we have written
 PLANNED_TAG = "harness.planned"  # on a cell's run: `no` once the sweep has the cell no longer
 # Those that do not come from a run's contents.
-KEPT_TAGS = (RECORD_TAG, EXPORT_TAG, FILES_TAG, NOTE_TAG, SUPERSEDED_TAG)
+KEPT_TAGS = (RECORD_TAG, FILES_TAG, NOTE_TAG, SUPERSEDED_TAG)
 
 
 class SweepRuns:
@@ -143,7 +140,6 @@ class SweepRuns:
         if run is not None and run.info.status != "RUNNING":
             if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
                 self._set_tag(run, PARENT_TAG, parent)
-            self._show_export(run, trial_folder)
             return False
         record = read_record(trial_folder.record_path)
         contents = trial_contents(record, cell_name, repeats)
@@ -152,7 +148,6 @@ class SweepRuns:
             run = self._create(contents, parent, extra_tags)
         self._upload(run, record, trial_folder)
         self._show(run, contents, parent, extra_tags)
-        self._show_export(run, trial_folder)
         return True
 
     def store_texts(self, run: Run, texts: Mapping[str, str]) -> None:
@@ -182,22 +177,6 @@ class SweepRuns:
         for log in filter(Path.exists, logs):
             self.client.log_text(run_id, tail_of(log), f"logs/{log.name}")
         self._store_files(run, trial_folder.trace_folder)
-
-    def _show_export(self, run: Run, trial_folder: TrialFolder) -> None:
-        """Show what was exported of a trial's model, unless its run shows it already."""
-        export = read_export(trial_folder)
-        if export is None:
-            return
-        written = str(export.at)
-        if run.data.tags.get(EXPORT_TAG) == written:
-            return
-        points = []
-        exported_at = round(export.at * 1000)
-        for name, value in export_metrics(export).items():
-            points.append(Point(metric_name(name), value, exported_at))
-        self._log(run, points, {}, {})
-        self._store_files(run, trial_folder.export_folder)
-        self._set_tag(run, EXPORT_TAG, written)
 
     def _store_files(self, run: Run, folder: Path) -> None:
         """Store the files of a folder with a run; those that are too large are only in the folder."""
@@ -340,25 +319,6 @@ def search(client: MlflowClient, experiment_id: str, filter_string: str) -> Iter
         token = answer.token
         if not token:
             return
-
-
-def export_metrics(export: TrialExport) -> dict[str, float]:
-    """Return the metrics and latencies of exported models.
-
-    Names of latencies end with the batch size and the unit: `export_onnx_b8_p95_ms`.
-    """
-    metrics: dict[str, float] = {}
-    for model in export.models:
-        name = f"export_{model.format}"
-        parity = model.parity
-        metrics[f"{name}_largest_difference"] = parity.largest_difference
-        if export.target in parity.exported_metrics:
-            metrics[f"{name}_{export.target}"] = parity.exported_metrics[export.target]
-        for latency in model.latencies:
-            of_batch = f"{name}_b{latency.batch_size}"
-            metrics[f"{of_batch}_p50_ms"] = latency.p50_ms
-            metrics[f"{of_batch}_p95_ms"] = latency.p95_ms
-    return metrics
 
 
 def tail_of(log: Path) -> str:

@@ -16,7 +16,7 @@ from harness.records.trace import AFTER_MICRO_STEPS, Mark
 from harness.reproduce.divergence import Divergence
 from harness.reproduce.reproduction import ReproductionVerdict, TrialVerdict
 from harness.reproduce.rerun import Prepared
-from harness.reproduce.tracing import RecordedDiff, TraceDiff
+from harness.reproduce.tracing import TraceDiff
 from harness.reproduce.values import TensorDifference
 from harness.sweep.cell import Cell, Trial, axis_value
 from harness.view.value import LOOKS, Styled, Value
@@ -56,31 +56,6 @@ def diff_view(a: Trial, b: Trial, diff: TraceDiff) -> View:
         result={"a": a, "b": b, "settings": settings, "diff": diff},
         heading=[*_names(a, b), *description(a, b, diff)],
         tables=[_differences_table(diff.differences)],
-        exit_code=int(not diff.is_same),
-    )
-
-
-def recorded_diff_view(diff: RecordedDiff) -> View:
-    """Return what the records of two trials say, and what running both again has shown."""
-    a = diff.a.trial
-    b = diff.b.trial
-    again = diff.again
-    difference = diff.agreement.first_difference
-    heading = _names(a, b)
-    tables = []
-    if difference is None or again is None:
-        heading.append(f"same in their records: {', '.join(diff.agreement.compared)}")
-    else:
-        heading.append(
-            f"by their records, they differ in {difference.subject}{_at_step(difference)}"
-        )
-        for line in description(a, b, again):
-            heading.append(f"run again: {line}")
-        tables.append(_differences_table(again.differences))
-    return View(
-        result=diff,
-        heading=heading,
-        tables=tables,
         exit_code=int(not diff.is_same),
     )
 

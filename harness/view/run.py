@@ -5,7 +5,6 @@ What they come to is shown by `harness.view.sweep`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -21,12 +20,10 @@ from harness.core.errors import one_line
 from harness.core.paths import TrialFolder
 from harness.core.text import counted
 from harness.launch.runner import TrialListener
-from harness.measure.validity import load_of_others
 from harness.records.numbers import RATES, final_name
 from harness.records.record import Record
 from harness.records.store import RecordedSweep
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile
 from harness.sweep.sweep import Sweep
 from harness.view.console import TerminalConsole
 from harness.view.plan import QUIET_MACHINE, conflict_lines, describe_duration
@@ -41,16 +38,11 @@ class RunView(TrialListener):
         sweep: Sweep,
         console: TerminalConsole,
         estimates: Mapping[str, float] | None = None,
-        profile: Profile | None = None,
     ) -> None:
-        """Show a sweep; with `estimates` how long it will take, by the seconds of a trial of each cell.
-
-        With its `profile`, also whether other programs disturb the trials.
-        """
+        """Show a sweep; with `estimates` how long it will take, by the seconds of a trial of each cell."""
         self.sweep = sweep
         self.console = console
         self.estimates = estimates
-        self.profile = profile
         self.planned_count = 0  # trials to run
         self.numbers: dict[str, int] = {}  # of the trials that have ended, by id, from 1
         self.has_advised = False  # what to do about other programs
@@ -76,8 +68,8 @@ class RunView(TrialListener):
     def on_plan(self, pending: Sequence[Trial], finished: Sequence[Record]) -> None:
         """Show how many trials will run, for how long, and how many have a record already.
 
-        Further lines say what is left out, and whether other programs use the machine. With `--until`
-        there is a plan for each further repeat, whose trials are added.
+        A further line says what is left out. With `--until` there is a plan for each further repeat,
+        whose trials are added.
         """
         is_first = self.progress.tasks[0].total is None
         self.planned_count += len(pending)
@@ -93,11 +85,6 @@ class RunView(TrialListener):
             return
         for line in conflict_lines(self.sweep.whole()):
             self.console.say(line)
-        if not pending or self.profile is None:
-            return
-        if self.profile.validity.contention is not None:
-            for line in busy_lines(pending):
-                self.on_message(line)
 
     def on_trial_start(self, trial: Trial) -> None:
         """Name the trial next to the bar."""
@@ -164,18 +151,6 @@ def left_out_lines(recorded: RecordedSweep) -> list[str]:
             f" the last command asked for {counted(len(recorded.sweep.cells), 'cell')}"
         )
     return lines
-
-
-def busy_lines(pending: Sequence[Trial]) -> list[str]:
-    """Return what to do about a machine whose cores other programs want, nothing about another one."""
-    cores = os.cpu_count() or 1
-    wanted = max(trial.cell.axes.world_size for trial in pending)
-    load = load_of_others()
-    # One more core than they lack: this command's own processes count too.
-    idle_cores = max(0, cores - wanted)
-    if load is None or load <= idle_cores + 1:
-        return []
-    return [f"load {load:.1f} on {cores} cores: trials will be invalid; {QUIET_MACHINE}"]
 
 
 def trial_line(

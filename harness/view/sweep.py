@@ -184,7 +184,8 @@ def _metric(result: SweepResult, cell: CellResult) -> Value:
     if cell.metric is None:
         return None
     pieces: list[str | Styled] = [write(cell.metric, "metric")]
-    verdict = result.accuracy(cell.cell)
+    match = result.match_of(cell.cell)
+    verdict = None if match is None else match.accuracy
     if verdict is not None and verdict.outcome in ("better", "worse"):
         pieces += [" ", styled(verdict.outcome)]
     return pieces

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,8 +17,6 @@ from harness.launch.runner import Runner
 from harness.launch.sweep import Redo
 from harness.records.record import Record
 from harness.sweep.cell import Trial
-from harness.sweep.cluster import Profile, ValidityRules
-from harness.view import run as view
 from harness.view.console import TerminalConsole
 from harness.view.run import RunView
 from tests.factories import make_record, write_trial
@@ -80,37 +77,22 @@ def test_each_repeat_is_redone_once_at_most(
     assert run_until("failed") == [1]
 
 
-CORES = os.cpu_count() or 1
-
-
-def first_lines(tmp_path: Path, profile: Profile) -> list[str]:
+def first_lines(tmp_path: Path) -> list[str]:
     """Return the lines that a run of all trials of a sweep begins with."""
     sweep = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1])
     console = TerminalConsole(width=200)
     planned = api.plan(tmp_path / "sweep.yaml", results=tmp_path / "results")
-    run = RunView(sweep, console, planned.estimates, profile)
+    run = RunView(sweep, console, planned.estimates)
     with console.capture() as captured:
         run.on_plan(sweep.trials(), [])
     return captured.get().splitlines()
 
 
 def test_the_first_line_has_trials_cells_and_time(tmp_path: Path) -> None:
-    quiet = Profile(validity=ValidityRules(contention=None))
-    (line,) = first_lines(tmp_path, quiet)
+    (line,) = first_lines(tmp_path)
     assert line.startswith("demo: 4 trials of 2 cells; time: unknown")
     cell = load(tmp_path, matrix={"precision": ["fp32", "bf16"]}, seeds=[0, 1]).cells[0]
     record = replace(make_record(cell), started=100.0, ended=130.0)
     write_trial(Results(tmp_path / "results").sweep_folder("demo"), record)
-    (line,) = first_lines(tmp_path, quiet)
+    (line,) = first_lines(tmp_path)
     assert "1 min 0 s and 1 cell without records" in line
-
-
-def test_a_busy_machine_has_a_line_unless_the_profile_allows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "load_of_others", lambda: CORES + 10.0)
-    _, busy = first_lines(tmp_path, Profile())
-    assert busy.startswith(f"load {CORES + 10.0:.1f} on {CORES} cores: trials will be invalid; ")
-    assert len(first_lines(tmp_path, Profile(validity=ValidityRules(contention=None)))) == 1
-    monkeypatch.setattr(view, "load_of_others", lambda: 0.5)
-    assert len(first_lines(tmp_path, Profile())) == 1

@@ -17,41 +17,11 @@ from harness.sweep.cluster import Profile
 from harness.sweep.sweep import load_sweep
 from tests.support import tokens
 from tests.support.commands import harness
-from tests.support.running import line_sweep, local_profile, run
+from tests.support.running import line_sweep, local_profile
 
 pytestmark = pytest.mark.distributed
 
 MUTANT = f"{Path(__file__).parents[1] / 'support' / 'mutants.py'}:MutantLine"
-
-
-@pytest.mark.nightly
-def test_recorded_trials_are_run_again_where_their_records_are_too_coarse(tmp_path: Path) -> None:
-    """tests/programs/mutants has all kinds of defects."""
-    axes = {"strategy": "ddp", "world_size": 2}
-    options = {"dropout": 0.3}
-    defect = {"mutant": "bit", "at": 7, "at_rank": 1, "bit": 3}
-    path = line_sweep(
-        tmp_path,
-        {
-            "sound": {"uses": MUTANT, "axes": axes, "options": options},
-            "defective": {"uses": MUTANT, "axes": axes, "options": options | defect},
-        },
-        length={"steps": 12},
-    )
-    folders = []
-    results = Results(tmp_path / "results").sweep_folder("line")
-    for record in run(path):
-        folders.append(str(results.trial_folder(record.trial.id).path))
-    profile = local_profile(tmp_path)
-    result = harness("diff", *folders, "--cluster", str(profile), "--json")
-    assert result.code == 1, result.err
-    content = json.loads(result.out)
-    assert content["agreement"]["first_difference"]["step"] in (7, 8)  # the loss of rank 1
-    (tensor,) = content["again"]["differences"]
-    first = tensor["at"]
-    assert (first["rank"], first["mark"]["step"], first["mark"]["phase"]) == (1, 7, "optimizer")
-    assert first["mark"]["name"] == "inner.0.weight"
-    assert (tensor["differing"], tensor["largest_ulp"]) == (1, 8)
 
 
 def test_buckets_of_four_ranks_part_in_the_all_reduce(tmp_path: Path) -> None:
