@@ -114,14 +114,19 @@ class SweepResult(Side):
         give none. What was not measured is absent; the first cell has no speedup.
         """
         answers: dict[str, float | None] = {}
-        for name, interval in (("throughput", result.throughput), ("metric", result.metric)):
+        intervals = {"throughput": result.throughput, "metric": result.metric}
+        for name, interval in intervals.items():
             if interval is not None:
                 low, high = interval.bounds or (None, None)
-                answers |= {name: interval.mean, f"{name}_low": low, f"{name}_high": high}
+                answers[name] = interval.mean
+                answers[f"{name}_low"] = low
+                answers[f"{name}_high"] = high
         verdict = self.speed(result.cell)
         if verdict is not None:
             low, high = verdict.interval or (None, None)
-            answers |= {"speedup": verdict.effect, "speedup_low": low, "speedup_high": high}
+            answers["speedup"] = verdict.effect
+            answers["speedup_low"] = low
+            answers["speedup_high"] = high
         return answers
 
     def ranking(self, workload: str) -> list[CellResult]:

@@ -126,7 +126,7 @@ def _effects(
     out 1 exactly where its effect is certain.
     """
     p_values = _p_values(estimates, errors, degrees_of_freedom)
-    tests = correct_by_holm(p_values, ALPHA)
+    tests = correct_by_holm(p_values)
     effects = []
     rows = zip(levels, estimates, errors, tests, strict=True)
     for chosen, estimate, error, test in rows:

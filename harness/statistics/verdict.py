@@ -112,11 +112,7 @@ class MetricVerdict(Question):
         return self.outcome
 
 
-def judge(
-    questions: Sequence[Question],
-    *,
-    alpha: float = ALPHA,
-) -> list[MetricVerdict]:
+def judge(questions: Sequence[Question]) -> list[MetricVerdict]:
     """Return a verdict on each question, with false alarms controlled over all of them.
 
     Better or worse: the difference is significant and at least as large as the smallest effect of
@@ -127,12 +123,12 @@ def judge(
     for question in questions:
         changes.append(question.estimate.p_change())
         sames.append(question.estimate.p_same(*question.metric.margins))
-    corrected_changes = correct_by_holm(changes, alpha)
-    corrected_sames = correct_by_holm(sames, alpha)
+    corrected_changes = correct_by_holm(changes)
+    corrected_sames = correct_by_holm(sames)
     corrected = zip(questions, corrected_changes, corrected_sames, strict=True)
     verdicts = []
     for question, change, same in corrected:
-        smallest_level = alpha / len(questions)
+        smallest_level = ALPHA / len(questions)
         verdicts.append(_verdict(question, change, same, smallest_level))
     return verdicts
 
@@ -202,27 +198,27 @@ class CorrectedTest:
     rejects: bool
 
 
-def correct_by_holm(p_values: Sequence[float], alpha: float) -> list[CorrectedTest]:
-    """Return tests of which at most `alpha` of all families have any false rejection.
+def correct_by_holm(p_values: Sequence[float]) -> list[CorrectedTest]:
+    """Return tests of which at most `ALPHA` of all families have any false rejection.
 
     Holm's step-down procedure (1979, https://www.jstor.org/stable/4615733): of n p-values in
     ascending order,
 
         adjusted p_(i) = max over j <= i of min(1, (n - j + 1) p_(j)).
 
-    The i-th smallest is compared with alpha / (n - i + 1), up to the first that is not rejected; all
+    The i-th smallest is compared with ALPHA / (n - i + 1), up to the first that is not rejected; all
     larger ones stay at its level.
     """
     count = len(p_values)
     ascending = sorted(range(count), key=p_values.__getitem__)
     tests: dict[int, CorrectedTest] = {}
-    adjusted, level, has_accepted = 0.0, alpha, False
+    adjusted, level, has_accepted = 0.0, ALPHA, False
     for position, index in enumerate(ascending):
         p = p_values[index]
         remaining = count - position
         adjusted = max(adjusted, min(1.0, remaining * p))
         if not has_accepted:
-            level = alpha / remaining
+            level = ALPHA / remaining
             has_accepted = p > level
         tests[index] = CorrectedTest(
             p=adjusted,

@@ -8,6 +8,7 @@ picture, take `[bold]` for markup and pass escape sequences on to the terminal; 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,33 +75,37 @@ class TerminalConsole(Console):
             self.say(table.title)
         width = self.width if self.is_terminal else WIDEST
         for title in table.optional:
-            if sum(column.widest for column in columns) <= width + GAP:
+            widths = [column.widest for column in columns]
+            if total_width(widths) <= width:
                 break
             columns = [column for column in columns if column.title != title]
         while True:
-            least = [column.narrowest if table.wraps else column.widest for column in columns]
-            count = len(least)
-            while count > 2 and sum(least[:count]) > width + GAP:
+            widths = [column.widest for column in columns]
+            if table.wraps:
+                widths = [column.narrowest for column in columns]
+            count = len(widths)
+            while count > 2 and total_width(widths[:count]) > width:
                 count -= 1
             self._print_columns(columns[:count], width)
-            if count == len(least):
+            if count == len(widths):
                 break
             columns = [columns[0], *columns[count:]]
 
     def _print_columns(self, columns: Sequence[Column], width: int) -> None:
         """Print columns next to each other."""
-        widths = fit(columns, width)
         drawn = []
-        for column, column_width in zip(columns, widths, strict=True):
+        blanks = []
+        for column, column_width in zip(columns, fit(columns, width), strict=True):
             drawn.append(column.draw(self, column_width))
-        table_lines: list[Text] = []
+            blanks.append(Text(" " * column_width))
+        gap = Text(" " * GAP)
+        table_lines = []
         for row in zip(*drawn, strict=True):
-            for number in range(max(map(len, row))):
-                line = Text()
-                for lines, column_width in zip(row, widths, strict=True):
-                    blank = Text(" " * column_width)
-                    line.append_text(lines[number] if number < len(lines) else blank)
-                    line.append(" " * GAP)
+            for pieces_of_line in itertools.zip_longest(*row):
+                filled = []
+                for piece, blank in zip(pieces_of_line, blanks, strict=True):
+                    filled.append(piece or blank)
+                line = gap.join(filled)
                 line.rstrip()
                 table_lines.append(line)
         self.print(Text("\n").join(table_lines), soft_wrap=True)
@@ -152,20 +157,20 @@ class Column:
 
     @cached_property
     def widest(self) -> int:
-        """Its width without a broken line, with the gap."""
+        """Its width without a broken line."""
         lines = [self.title]
         for field in self.fields:
             lines += field.text.splitlines()
-        return max(map(cell_len, lines)) + GAP
+        return max(map(cell_len, lines))
 
     @cached_property
     def narrowest(self) -> int:
-        """Its width without a broken word, with the gap."""
+        """Its width without a broken word."""
         words = self.title.split()
         for field in self.fields:
             words += field.words
         longest = max(map(cell_len, words), default=0)
-        return min(longest, LONGEST_WORD) + GAP
+        return min(longest, LONGEST_WORD)
 
     def draw(self, console: Console, width: int) -> Iterator[Sequence[Text]]:
         """Yield the lines of the title and of each field, which are as wide as the column."""
@@ -185,17 +190,22 @@ class Column:
 
 
 def fit(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the widths of columns without gaps: where they are too wide, the widest of them wrap."""
+    """Return the widths of columns; where they are too wide, the widest of them wrap."""
     widths = [column.widest for column in columns]
     # Rich's own way breaks words, or makes lines longer than the terminal.
-    while sum(widths) > width + GAP:
+    while total_width(widths) > width:
         wrappable = []
         for index, column in enumerate(columns):
             if widths[index] > column.narrowest:
                 wrappable.append(index)
         widest = max(wrappable or range(len(widths)), key=widths.__getitem__)
         widths[widest] -= 1
-    return [max(1, size - GAP) for size in widths]
+    return [max(1, size) for size in widths]
+
+
+def total_width(widths: Sequence[int]) -> int:
+    """Return the width of columns with the gaps between them."""
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def print_json(result: Any) -> None:

@@ -90,7 +90,7 @@ def test_paired_and_welch_by_hand() -> None:
     [([0.01, 0.04, 0.03, 0.5], [0.04, 0.09, 0.09, 0.5]), ([0.7, 0.9], [1.0, 1.0]), ([], [])],
 )
 def test_corrections_by_hand(p_values: list[float], adjusted: list[float]) -> None:
-    assert [test.p for test in correct_by_holm(p_values, 0.05)] == pytest.approx(adjusted)
+    assert [test.p for test in correct_by_holm(p_values)] == pytest.approx(adjusted)
 
 
 @pytest.mark.parametrize(("cells", "pairs"), [(1, 3), (1, 10), (12, 5)])
@@ -173,7 +173,7 @@ def test_a_test_rejects_at_its_level_where_its_adjusted_p_value_does() -> None:
     rng = np.random.default_rng(28)
     for _ in range(300):
         p_values = (rng.random(rng.integers(1, 12)) ** rng.choice([1, 4, 8])).tolist()
-        tests = correct_by_holm(p_values, 0.05)
+        tests = correct_by_holm(p_values)
         assert [test.rejects for test in tests] == [test.p <= 0.05 for test in tests]
 
 
