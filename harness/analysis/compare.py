@@ -135,7 +135,10 @@ class Match:
     @property
     def accuracy(self) -> MetricVerdict | None:
         """The verdict on the target metric, None where a side has none."""
-        return next(filter(is_target_metric, self.verdicts), None)
+        for verdict in self.verdicts:
+            if not verdict.metric.relative:  # unlike throughput and the steps to a goal
+                return verdict
+        return None
 
     @property
     def has_other_lanes(self) -> bool:
@@ -147,11 +150,6 @@ class Match:
 def is_throughput(question: Question) -> bool:
     """Return whether it is throughput that is compared."""
     return question.metric.name in THROUGHPUT_UNITS
-
-
-def is_target_metric(question: Question) -> bool:
-    """Return whether it is the target metric at the end; the steps to a goal are a ratio."""
-    return not question.metric.relative
 
 
 @dataclass(frozen=True, kw_only=True)

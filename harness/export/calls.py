@@ -109,7 +109,7 @@ def probe_calls(
         batches += calls_of(range(start, stop))
     calls = [*single, *batches]
     varying = [varying_dimensions(tensors) for tensors in zip(*calls, strict=True)]
-    largest = max(batches, key=count_elements)
+    largest = max(batches, key=lambda inputs: sum(map(torch.numel, inputs)))
     # Copies: torch.export takes two inputs that are one tensor for one input.
     example = tuple(tensor.clone() for tensor in largest)
     return CallShape(example=example, varying=varying)
@@ -123,8 +123,3 @@ def varying_dimensions(tensors: Sequence[Tensor]) -> frozenset[int]:
         if len(set(sizes)) > 1:
             dimensions.add(dimension)
     return frozenset(dimensions)
-
-
-def count_elements(inputs: Inputs) -> int:
-    """Return the number of elements of all inputs of a call."""
-    return sum(tensor.numel() for tensor in inputs)

@@ -93,7 +93,7 @@ class SweepRuns:
             key = tags.get(f"harness.{kind}", "")
             newest = self._runs.setdefault((kind, key), run)
             if newest.info.run_id != run.info.run_id:  # a delivery died before it had said so
-                self._set_tag(run, SUPERSEDED_TAG, newest.info.run_id)
+                self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, newest.info.run_id)
 
     def update(self, contents: RunContents, parent: str | None) -> Run:
         """Make the run of a cell or a sweep show its contents, created if there is none."""
@@ -116,7 +116,7 @@ class SweepRuns:
         for (kind, key), run in self._runs.items():
             is_planned = kind != "cell" or key in cells
             if not is_planned and run.data.tags.get(PLANNED_TAG) != "no":
-                self._set_tag(run, PLANNED_TAG, "no")
+                self.client.set_tag(run.info.run_id, PLANNED_TAG, "no")
 
     def write_trial(
         self,
@@ -139,7 +139,7 @@ class SweepRuns:
         # The final status is written last: the run that a dead delivery left behind is still running.
         if run is not None and run.info.status != "RUNNING":
             if parent is not None and run.data.tags.get(PARENT_TAG) != parent:
-                self._set_tag(run, PARENT_TAG, parent)
+                self.client.set_tag(run.info.run_id, PARENT_TAG, parent)
             return False
         record = read_record(trial_folder.record_path)
         contents = trial_contents(record, cell_name, repeats)
@@ -156,7 +156,7 @@ class SweepRuns:
         if run.data.tags.get(FILES_TAG) != digest:
             for name, text in texts.items():
                 self.client.log_text(run.info.run_id, text, name)
-            self._set_tag(run, FILES_TAG, digest)
+            self.client.set_tag(run.info.run_id, FILES_TAG, digest)
 
     def _upload(self, run: Run, record: Record, trial_folder: TrialFolder) -> None:
         """Store the files that go with a trial's run, of bounded size.
@@ -203,7 +203,7 @@ class SweepRuns:
             run_name=contents.name,
         )
         if earlier is not None:
-            self._set_tag(earlier, SUPERSEDED_TAG, created.info.run_id)
+            self.client.set_tag(earlier.info.run_id, SUPERSEDED_TAG, created.info.run_id)
         self._runs[contents.kind, contents.key] = created
         return created
 
@@ -252,10 +252,6 @@ class SweepRuns:
                 self.client.update_run(info.run_id, status="RUNNING")
         elif (info.status, info.end_time) != (contents.status, contents.ended):
             self.client.set_terminated(info.run_id, contents.status, contents.ended)
-
-    def _set_tag(self, run: Run, name: str, text: str) -> None:
-        """Set a tag of a run."""
-        self.client.set_tag(run.info.run_id, name, text)
 
     def _log(
         self,

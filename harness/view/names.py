@@ -13,19 +13,15 @@ from harness.sweep.cell import LABEL_AXES, Cell, axis_value, short_axis
 MOST_NAMED = 4  # axes of which a cell's name has all values
 
 
-def axis_level(axis: str, value: Any) -> str:
-    """Return a value that can stand without its axis, as in the label of a cell: `bf16`.
-
-    All others have the name: `num_workers=2`, `stack=new`, `NCCL_ALGO=Ring`.
-    """
-    if isinstance(value, str) and axis in LABEL_AXES:
-        return value
-    return f"{short_axis(axis)}={axis_value(value)}"
-
-
 def axis_levels(levels: Mapping[str, Any]) -> str:
-    """Return levels of axes as short as they are clear: `bf16 with num_workers=2`."""
-    texts = [axis_level(axis, value) for axis, value in levels.items()]
+    """Return levels of axes as short as they are clear: `bf16 with num_workers=2`.
+
+    A text stands without its axis where the label of a cell has it so.
+    """
+    texts = []
+    for axis, value in levels.items():
+        is_clear = isinstance(value, str) and axis in LABEL_AXES
+        texts.append(value if is_clear else f"{short_axis(axis)}={axis_value(value)}")
     return " with ".join(texts)
 
 
