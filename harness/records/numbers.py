@@ -99,6 +99,7 @@ def target_name(metric: str) -> str:
     return "test_loss" if metric == "loss" else metric
 
 
+@cache
 def final_name(metric: str) -> str:
     """Return the name of the number that is the target metric at the end."""
     return metric_name(f"final_{target_name(metric)}")
