@@ -59,8 +59,8 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
     """Return the baselines that other results are compared with, one of each cell.
 
     They are those of the hardware of the others, and of these those of their cells and sweeps, or all if
-    there are none: a cell that a sweep has lost since must count as missing. Raises BadInput where there
-    are none.
+    there are none: a cell that a sweep has lost since must count as missing. Of several baselines of a
+    cell it is the one of the hardware that the cell ran on. Raises BadInput where there are none.
     """
     hardware: set[str] = set()  # that of trials that all failed is unknown
     for result in others:
@@ -83,15 +83,21 @@ def _baselines_of(results: Results, others: Sequence[CellResult]) -> list[CellRe
 
 def _related(baselines: Sequence[CellResult], others: Sequence[CellResult]) -> list[CellResult]:
     """Return the baselines of the cells and sweeps of other results, one of each cell."""
-    ids = {result.cell.settings_id for result in others}
+    ran_on: dict[str, set[str]] = {}  # by the id of the cell's settings
     sweeps: set[str] = set()
     for result in others:
+        hardware = ran_on.setdefault(result.cell.settings_id, set())
+        hardware.update(result.hardware)
         sweeps.update(trial.sweep for trial in result.trials)
     related: dict[str, CellResult] = {}
     for result in baselines:
+        settings_id = result.cell.settings_id
         is_of_sweep = any(trial.sweep in sweeps for trial in result.trials)
-        if result.cell.settings_id in ids or is_of_sweep:
-            related.setdefault(result.cell.settings_id, result)
+        if settings_id in ran_on or is_of_sweep:
+            related.setdefault(settings_id, result)
+        hardware = ran_on.get(settings_id, set())
+        if not hardware.isdisjoint(result.hardware):
+            related[settings_id] = result
     return list(related.values())
 
 
