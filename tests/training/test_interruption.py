@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -71,12 +73,17 @@ NEVER = 1 << 30  # more forward passes than any evaluation has
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-def load_assignment(folder: Path, entry: Mapping[str, Any], *, best: bool = False) -> Assignment:
-    """Return the trial of a sweep with the test workload, in a folder that need not exist."""
-    folder.mkdir(exist_ok=True)
+def load_assignment(entry: Mapping[str, Any], *, best: bool = False) -> Assignment:
+    """Return the trial of a sweep with the test workload."""
+    return plan(json.dumps(entry), best)
+
+
+@cache
+def plan(entry: str, best: bool) -> Assignment:
+    """Return the trial of an entry in JSON: each is planned once for all tests, by a process of its own."""
     path = line_sweep(
-        folder,
-        {"line": entry},
+        Path(tempfile.mkdtemp()),
+        {"line": json.loads(entry)},
         length={"steps": STEPS},
         evaluate={"steps": STEPS_BETWEEN_EVALUATIONS},
         checkpoint={"best": best},
@@ -144,7 +151,7 @@ def run_trial(
     `between` is called after each interruption. Returns the outcome, and the interruptions that the
     record has: the step and the signal.
     """
-    assignment = load_assignment(folder, entry)
+    assignment = load_assignment(entry)
     trial_folder = TrialFolder(folder / "trial")
     for stop in stops:
         interrupt(trial_folder, assignment, stop)
@@ -210,7 +217,7 @@ def test_an_interrupted_trial_ends_with_the_same_bits(
 
 
 def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path, whole: Whole) -> None:
-    assignment = load_assignment(tmp_path / "resumed", PLAIN)
+    assignment = load_assignment(PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     step = STEPS_BETWEEN_EVALUATIONS
     for _ in range(2):
@@ -296,7 +303,7 @@ def test_a_state_that_the_workload_does_not_declare_is_never_resumed_without(
 ) -> None:
     entry = PLAIN | {"uses": f"{LINE.rpartition(':')[0]}:ForgetfulFit"}
     whole, _ = run_trial(tmp_path / "whole", entry)
-    assignment = load_assignment(tmp_path / "resumed", entry)
+    assignment = load_assignment(entry)
     trial_folder = TrialFolder(tmp_path / "trial")
     reason = (
         "training has changed ForgetfulFit.began, ForgetfulFit.step, which no checkpoint has; n"
@@ -339,7 +346,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
     tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     """The one before it is loaded; when training gets there again, it is written again."""
-    assignment = load_assignment(tmp_path, PLAIN)
+    assignment = load_assignment(PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     for stop in (3, 6):
         interrupt(trial_folder, assignment, stop)
@@ -356,7 +363,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_passed_over(
 
 def test_a_checkpoint_of_more_steps_than_have_numbers_is_passed_over(tmp_path: Path) -> None:
     """No number is made up for a step."""
-    assignment = load_assignment(tmp_path, PLAIN)
+    assignment = load_assignment(PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     for stop in (3, 6):
         interrupt(trial_folder, assignment, stop)
@@ -384,7 +391,7 @@ def test_two_checkpoints_are_kept_and_nothing_that_is_half_written(tmp_path: Pat
 )
 def test_a_checkpoint_of_other_conditions_is_refused_by_name(tmp_path: Path, name: str) -> None:
     """Such as another CPU or GPU, whose kernels compute other bits."""
-    assignment = load_assignment(tmp_path, PLAIN)
+    assignment = load_assignment(PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     interrupt(trial_folder, assignment, 3)
     (path,) = trial_folder.resume_checkpoints.glob("step-*")
@@ -402,7 +409,7 @@ def test_a_checkpoint_of_other_conditions_is_refused_by_name(tmp_path: Path, nam
 def test_a_disk_that_refuses_a_checkpoint_is_named_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    assignment = load_assignment(tmp_path, PLAIN)
+    assignment = load_assignment(PLAIN)
     trial_folder = TrialFolder(tmp_path / "trial")
     interrupt(trial_folder, assignment, 3)
 
@@ -426,7 +433,7 @@ def test_a_save_does_not_grow_with_the_steps(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path / "trial")
     sizes = []
     for stop in (3, 18):
-        interrupt(folder, load_assignment(tmp_path, PLAIN), stop)
+        interrupt(folder, load_assignment(PLAIN), stop)
         content = torch.load(
             folder.resume_checkpoints / f"step-{stop:09d}" / PART, weights_only=True
         )

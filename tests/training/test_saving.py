@@ -24,7 +24,7 @@ from harness.core.paths import TrialFolder
 from harness.core.validation import decode_value
 from harness.launch.launcher import RankProgram
 from harness.launch.torchrun import Torchrun
-from harness.records.assignment import Assignment
+from harness.records.assignment import Assignment, read_assignment, write_assignment
 from harness.records.record import RankResult
 from harness.sweep.cell import CheckpointRules
 from harness.training import checkpoint
@@ -71,13 +71,13 @@ def wait_for_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RankResult:
     """Return the result of the trial without saves."""
     folder = tmp_path_factory.mktemp("whole")
-    return attempt(TrialFolder(folder / "trial"), load_assignment(folder, PLAIN), None)
+    return attempt(TrialFolder(folder / "trial"), load_assignment(PLAIN), None)
 
 
-def saving_assignment(folder: Path, keep: int = 2) -> Assignment:
+def saving_assignment(keep: int = 2) -> Assignment:
     """Return the test trial with a save every few steps."""
     plan = CheckpointRules(every=f"{EVERY} steps", keep=keep)
-    return replace(load_assignment(folder, PLAIN), saves=plan)
+    return replace(load_assignment(PLAIN), saves=plan)
 
 
 def killed_attempt(folder: TrialFolder, moment: str) -> int:
@@ -97,7 +97,7 @@ def attempt_until(folder: TrialFolder, moment: str) -> None:
     prepare, _ = MOMENTS[moment]
     prepare()
     Checkpointer.votes = votes_of_done  # type: ignore[assignment, method-assign]
-    attempt(folder, saving_assignment(folder.path), None)
+    attempt(folder, read_assignment(folder.assignment_path), None)
 
 
 def die_at_call(module: Any, name: str, call: int, *, after: bool) -> Callable[[], None]:
@@ -135,8 +135,10 @@ MOMENTS: dict[str, tuple[Callable[[], None], list[int]]] = {
 def test_killed_at_a_moment_of_a_save_it_resumes_to_the_same_bits(
     tmp_path: Path, whole: RankResult, moment: str
 ) -> None:
-    assignment, folder = saving_assignment(tmp_path), TrialFolder(tmp_path / "killed")
+    assignment, folder = saving_assignment(), TrialFolder(tmp_path / "killed")
     _, steps = MOMENTS[moment]
+    folder.path.mkdir()
+    write_assignment(folder.assignment_path, assignment)
     ended = killed_attempt(folder, moment)
     assert ended == -signal.SIGKILL, folder.launch_log.read_text(encoding="utf-8")
     sealed = sorted(path.parent.name for path in folder.resume_checkpoints.glob("*/rank0.seal"))
@@ -151,7 +153,7 @@ def test_saving_changes_nothing_and_keeps_what_was_asked_for(
     tmp_path: Path, whole: RankResult
 ) -> None:
     folder = TrialFolder(tmp_path / "saved")
-    saved = attempt(folder, saving_assignment(tmp_path, keep=1), None)
+    saved = attempt(folder, saving_assignment(keep=1), None)
     assert outcome_of(saved) == outcome_of(whole)
     assert saved.unsaved == []
     assert saved.phases["checkpoint"] > 0
@@ -191,7 +193,7 @@ def test_a_full_disk_costs_a_message_and_no_trial(
 ) -> None:
     monkeypatch.setattr(torch, "save", full_disk)
     folder = TrialFolder(tmp_path / "trial")
-    result = attempt(folder, saving_assignment(tmp_path), None)
+    result = attempt(folder, saving_assignment(), None)
     assert outcome_of(result) == outcome_of(whole)
     path = folder.resume_checkpoints / "step-000000004" / "rank0.pt"
     message = f"step 4 was not saved: {path}: No space left on device; free: "
@@ -205,7 +207,7 @@ def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
     """Nor does it keep the trial from saving."""
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
     folder = TrialFolder(tmp_path / "trial")
-    assignment = replace(saving_assignment(tmp_path), checkpoint="best")
+    assignment = replace(saving_assignment(), checkpoint="best")
     result = attempt(folder, assignment, None)
     assert outcome_of(result) == outcome_of(whole)
     assert result.rank0 is not None
@@ -216,7 +218,7 @@ def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
 
 def test_the_best_weights_are_a_file_of_safetensors(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path / "trial")
-    assignment = load_assignment(tmp_path, PLAIN, best=True)
+    assignment = load_assignment(PLAIN, best=True)
     result, trial = attempt(folder, assignment, None), assignment.trial.id
     assert result.rank0 is not None
     assert result.rank0.checkpoint == "best"
