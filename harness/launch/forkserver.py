@@ -43,15 +43,7 @@ from harness.training.progress import SIGNAL
 PROGRAM = Path(__file__).with_name("forkserver_process.py")
 # What every rank finds loaded. DDP, FSDP2 and optimizers import modules of torch one by one. Functions are called:
 # they remember what they return.
-LIBRARIES = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.utils.flop_counter",
-    "safetensors.torch",
-    "msgspec.inspect",
-    "psutil",
-    "platform:platform",
-)
+LIBRARIES = ("torch._dynamo", "torch.distributed.fsdp", "msgspec", "psutil", "platform:platform")
 # And a worker of this harness, with the code that is loaded here whatever becomes of its files. A gate's arms get
 # LIBRARIES alone, because each imports the harness from its own tree.
 PRELOAD = (
