@@ -196,11 +196,12 @@ def run_script_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) ->
     By then it has built everything and reported its samples. Raises HarnessError if it ends.
     """
     assignment = prepare_rank(folder)
-    with observe(assignment, folder, ranks, TrainingState()) as observed:
-        observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell)
+    observed = ScriptObserver(assignment, folder, ranks, TrainingState())
+    observed.hooks = ScriptTurns(turns, observed, assignment.trial.cell)
+    with observe(observed):
         execute(assignment, folder)
     raise HarnessError(
-        f"{observed.uses} ended after {observed.state.step} steps, before the gate had measured"
+        f"{observed.cell.workload.uses} ended after {observed.state.step} steps, before the gate had measured"
         " enough; let it train longer, as with `arguments: --steps {steps}` and `length: 2000 steps`"
     )
 

@@ -13,10 +13,9 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-from harness.records.trace import Recording
+from harness.reproduce.recorder import Recorder
 from harness.training.build import TrialParts
 from harness.training.digests import full_tensor, named_tensors, workload_state
-from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Segment
 
@@ -56,12 +55,10 @@ def list_snapshots(folder: Path) -> dict[int, Path]:
 class SnapshotRecorder(Recorder):
     """Takes snapshots in addition to the trace."""
 
-    def __init__(
-        self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
-    ) -> None:
-        super().__init__(parts, state, recording, path)
-        elements = sum(tensor.numel() for _, tensor in _named_tensors(parts))
-        self._snapshot_steps = snapshot_steps(parts.total_steps, elements)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        elements = sum(tensor.numel() for _, tensor in _named_tensors(self.parts))
+        self._snapshot_steps = snapshot_steps(self.parts.total_steps, elements)
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the next step with a snapshot, if it comes before `stop`."""
@@ -75,11 +72,11 @@ class SnapshotRecorder(Recorder):
             return
         tensors = {}
         # Rank 0 writes the unsharded tensors, but every rank must take part.
-        for name, tensor in _named_tensors(self._parts):
+        for name, tensor in _named_tensors(self.parts):
             unsharded = full_tensor(tensor)
             tensors[name] = unsharded.contiguous().clone()
-        if self._parts.mesh.rank == 0:
-            path = snapshot_path(self._path.parent, state.step)
+        if self.parts.mesh.rank == 0:
+            path = snapshot_path(self.path.parent, state.step)
             save_file(tensors, path)
 
 

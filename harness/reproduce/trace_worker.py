@@ -12,11 +12,11 @@ import numpy as np
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
 from harness.records.trace import read_recording, trace_path
+from harness.reproduce.recorder import Recorder
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training.build import TrialParts
 from harness.training.entry import joined, load_workload
 from harness.training.ranks import Ranks
-from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import InitVar, asdict, dataclass
 from pkgutil import resolve_name
 
 import numpy as np
@@ -46,32 +46,31 @@ from workloads.base import Batch, Samples, TensorSamples, Workload, load_splits
 DATA = (Tensor, np.ndarray, Dataset, TensorSamples)
 
 
+@dataclass(eq=False)
 class TrialParts:
-    """All parts that one rank of a trial trains with.
+    """All parts that one rank of a trial trains with, built as they are before the first step.
 
-    The parts change while a trial trains; which parts it has does not.
+    The parts change while a trial trains; which parts it has does not. Every rank must build them, as
+    ranks communicate. `state` gets the seconds of the phases "data" and "build". Raises BadInput and
+    NotApplied for settings that are impossible with this workload or on this device.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        workload: Workload,
-        folder: TrialFolder,
-        mesh: Ranks,
-        state: TrainingState,
-    ) -> None:
-        """Build all that a rank trains with, as it is before the first step.
+    assignment: Assignment
+    workload: Workload
+    folder: TrialFolder
+    mesh: Ranks
+    state: InitVar[TrainingState]
 
-        Every rank must call this, as ranks communicate. `state` gets the seconds of the phases "data" and
-        "build". Raises BadInput and NotApplied for settings that are impossible with this workload or on
-        this device.
-        """
-        cell, seed, device = assignment.trial.cell, assignment.trial.seed, mesh.device
-        self.assignment, self.workload, self.folder, self.mesh = assignment, workload, folder, mesh
-        self.device = device
-        self.target = TargetMetric(**asdict(workload.target))
+    def __post_init__(self, state: TrainingState) -> None:
+        """Build all that a rank trains with."""
+        workload = self.workload
+        mesh = self.mesh
+        self.device = device = mesh.device
+        cell = self.assignment.trial.cell
+        seed = self.assignment.trial.seed
         self.axes = axes = cell.axes
-        self.compiler = Compiler(axes, folder.compiler_cache(mesh.rank), state)
+        self.target = TargetMetric(**asdict(workload.target))
+        self.compiler = Compiler(axes, self.folder.compiler_cache(mesh.rank), state)
         with state.timed("data"):
             # The same at every rank, as splits may be drawn.
             seed_everything(seed)
@@ -113,30 +112,45 @@ class TrialParts:
             self.strategy: Strategy = strategy_class(axes, mesh, StepClock(device))
             step_class = TreeStep if axes.reduction == "tree" else TrainStep
             self.train_step = step_class(
-                workload, self.model, self.strategy, self.compiler,
-                seed=seed, total_steps=self.total_steps,
-            )  # fmt: skip
+                workload=workload,
+                model=self.model,
+                strategy=self.strategy,
+                compiler=self.compiler,
+                seed=seed,
+                total_steps=self.total_steps,
+            )
             self.optimizer = self.train_step.optimizer
             check_training_mode(workload, self.model)
             # From here on ranks draw different numbers, for dropout on different samples.
             seed_everything(seed, mesh.rank)
             workload_state(workload)  # it raises for a state that no checkpoint can have
             # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
-            self.loader = make_loader(self.splits.train, self.order, axes, seed=seed, device=device)
+            self.loader = make_loader(
+                self.splits.train,
+                self.order,
+                axes,
+                seed=seed,
+                device=device,
+            )
             self.telemetry = TelemetrySampler(
-                device, warmup=cell.warmup, cores=assignment.lane.cores
+                device,
+                warmup=cell.warmup,
+                cores=self.assignment.lane.cores,
             )
 
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""
-        size = self.axes.batch_size // self.mesh.world_size // self.axes.grad_accum_steps
-        return place_batch(self.splits.train.batch(range(size)), self.axes, self.device)
+        parts = self.mesh.world_size * self.axes.grad_accum_steps
+        size = self.axes.batch_size // parts
+        batch = self.splits.train.batch(range(size))
+        return place_batch(batch, self.axes, self.device)
 
     def result_rows(self, samples: Samples, indices: Sequence[int]) -> Tensor:
         """Evaluate some samples; return a row of float64 for each, on the CPU."""
         batch = place_batch(samples.batch(indices), self.axes, self.device)
         evaluate = under_autocast(self.axes, self.device, self.workload.evaluate)
-        return evaluate(self.model, batch).double().cpu()
+        rows = evaluate(self.model, batch)
+        return rows.double().cpu()
 
 
 def check_metrics(parts: TrialParts) -> None:
@@ -145,9 +159,11 @@ def check_metrics(parts: TrialParts) -> None:
     The model is the one that was just built, before a strategy has it. Two samples are evaluated, which
     leaves everything as it was.
     """
-    workload, samples = parts.workload, parts.splits.test
+    workload = parts.workload
+    samples = parts.splits.test
+    indices = range(min(2, len(samples)))
     with undisturbed(parts.model, parts.device):
-        rows = parts.result_rows(samples, [0, 1][: len(samples)])
+        rows = parts.result_rows(samples, indices)
         try:
             metrics = workload.metrics(rows)
         except Exception:
@@ -174,9 +190,10 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
     try:
         with generators_kept(parts.device):
             batch = parts.micro_batch()
-            shared: list[object] = [*parts.model.parameters()]
-            shared += [value for value in vars(parts.workload).values() if isinstance(value, DATA)]
-            memo = {id(value): value for value in shared}
+            memo: dict[int, object] = {}  # which deepcopy takes for copied
+            for value in [*parts.model.parameters(), *vars(parts.workload).values()]:
+                if isinstance(value, DATA):
+                    memo[id(value)] = value
             workload, model = deepcopy((parts.workload, parts.model), memo)
             loss = under_autocast(parts.axes, parts.device, workload.loss)
             return flops_per_sample(loss, model, batch)

@@ -49,9 +49,14 @@ def joined(
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
-    needed = axes.strategy != "single"
-    offloads = axes.fsdp_cpu_offload
-    with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
+    group = process_group(
+        ranks,
+        device,
+        needed=axes.strategy != "single",
+        timeout=timeout,
+        offloads=axes.fsdp_cpu_offload,
+    )
+    with group:
         yield assignment, replace(ranks, device=device)
 
 
@@ -96,7 +101,8 @@ def with_batch_size_of(workload: Workload, assignment: Assignment) -> Assignment
     if cell.workload.code is not None or "batch_size" not in cell.workload.unset:
         return assignment
     axes = replace(cell.axes, batch_size=workload.batch_size)
-    return replace(assignment, trial=replace(assignment.trial, cell=replace(cell, axes=axes)))
+    trial = replace(assignment.trial, cell=replace(cell, axes=axes))
+    return replace(assignment, trial=trial)
 
 
 def check_variables(assigned: Variables) -> None:
@@ -106,9 +112,10 @@ def check_variables(assigned: Variables) -> None:
     CPU has not, for none, with a warning at most.
     """
     for name, value in assigned.items():
-        if os.environ.get(name) != value:
-            found = os.environ.get(name, "unset")
-            raise NotApplied(f"{PREFIX}{name}={value or 'unset'} was not passed on: found {found}")
+        found = os.environ.get(name)
+        if found != value:
+            setting = f"{PREFIX}{name}={value or 'unset'}"
+            raise NotApplied(f"{setting} was not passed on: found {found or 'unset'}")
     value = assigned.get("ATEN_CPU_CAPABILITY")
     capability = torch.backends.cpu.get_cpu_capability()
     if value is not None and value.upper() != capability:
@@ -120,10 +127,11 @@ def check_variables(assigned: Variables) -> None:
 def environment_of(assignment: Assignment) -> Environment:
     """Return this process's environment, with the parts that only the launcher knows."""
     cell = assignment.trial.cell
+    base_folder = Path(assignment.base_folder)
     return replace(
         describe_environment(assignment.packages, axes=cell.environment),
         code=assignment.code,
         repository=assignment.repository,
         installed=assignment.installed,
-        dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),
+        dynamic_files=describe_dynamic_files(cell.workload, base_folder),
     )

@@ -23,6 +23,10 @@ from workloads.base import Batch, Workload
 IMAGE_DIMENSIONS = 4
 
 
+# A module, the name of a buffer in it, and the buffer.
+Buffers = list[tuple[nn.Module, str, Tensor]]
+
+
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
     """Return the workload's model on `device`, as the axes ask for it apart from the strategy.
 
@@ -34,7 +38,8 @@ def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Modu
         # Only now: initial parameters that are drawn in fp64 would be other random numbers.
         model.double()
     if axes.channels_last:
-        if not any(parameter.ndim == IMAGE_DIMENSIONS for parameter in model.parameters()):
+        dimensions = {parameter.ndim for parameter in model.parameters()}
+        if IMAGE_DIMENSIONS not in dimensions:
             raise NotApplied(
                 "channels_last=true had no effect: the model has no convolution of images"
             )
@@ -55,43 +60,52 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 def _recomputed(layer: nn.Module) -> Any:
     """Return the forward of a layer that keeps no activations."""
     forward = layer.forward
-    has_buffers = any(True for _ in layer.buffers())
+    has_buffers = bool(_buffers(layer))
 
     def recomputed_forward(*arguments: Any, **keywords: Any) -> Any:
         # torch.compile changes buffers in the first computation alone, and takes no such contexts.
         if has_buffers and not torch.compiler.is_compiling():
+            found = _copied(_buffers(layer))
             # The contexts of this forward, and of the one that computes it again.
-            keywords["context_fn"] = lambda: (nullcontext(), _BuffersOfForward(layer))
+            keywords["context_fn"] = lambda: (nullcontext(), _with_buffers(layer, found))
         return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
 
     return recomputed_forward
 
 
-class _BuffersOfForward:
-    """Gives a layer, in a block, copies of the buffers that it has now, and then back its own.
+@contextmanager
+def _with_buffers(layer: nn.Module, found: Buffers) -> Iterator[None]:
+    """Give a layer, in a block, copies of the buffers that its forward found, and then back its own.
 
     A layer may change its buffers, such as the running statistics of a batch norm. What computes its
     activations again has to find what the forward found, and must not change them once more.
     """
-
-    def __init__(self, layer: nn.Module) -> None:
-        self._found = [(part, name, buffer.clone()) for part, name, buffer in _buffers(layer)]
-
-    def __enter__(self) -> None:
-        self._present = [getattr(part, name) for part, name, _ in self._found]
-        for part, name, buffer in self._found:
-            setattr(part, name, buffer.clone())
-
-    def __exit__(self, *error: object) -> None:
-        for (part, name, _), present in zip(self._found, self._present, strict=True):
-            setattr(part, name, present)
+    present = _buffers(layer)
+    _set(_copied(found))
+    try:
+        yield
+    finally:
+        _set(present)
 
 
-def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield the buffers of a module and of its parts: the part, the name there, the buffer."""
+def _buffers(module: nn.Module) -> Buffers:
+    """Return the buffers of a module and of its parts."""
+    buffers = []
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
-            yield part, name, buffer
+            buffers.append((part, name, buffer))
+    return buffers
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    """Return copies of buffers, with the places that they belong to."""
+    return [(part, name, buffer.clone()) for part, name, buffer in buffers]
+
+
+def _set(buffers: Buffers) -> None:
+    """Put buffers, or others in their place, where they belong."""
+    for part, name, buffer in buffers:
+        setattr(part, name, buffer)
 
 
 @contextmanager
@@ -109,15 +123,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluate in a block, which leaves modes, buffers and random generators as they are."""
-    buffers = [(part, name, buffer, buffer.clone()) for part, name, buffer in _buffers(model)]
+    buffers = _buffers(model)
+    originals = _copied(buffers)
     with generators_kept(device), evaluation_mode(model), torch.no_grad():
         try:
             yield
         finally:
-            for part, name, _ in list(_buffers(model)):
+            for part, name, _ in _buffers(model):
                 setattr(part, name, None)  # also of one that the block has made
-            for part, name, buffer, original in buffers:
-                setattr(part, name, buffer.copy_(original))
+            for (_, _, buffer), (_, _, original) in zip(buffers, originals, strict=True):
+                buffer.copy_(original)
+            _set(buffers)
 
 
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
@@ -127,9 +143,11 @@ def check_training_mode(workload: Workload, model: nn.Module) -> None:
     and it would be trained without dropout, in whichever module it is, also beside a loss function that
     was not evaluated.
     """
-    leaves = [module for module in model.modules() if not list(module.children())]
-    layers = [leaf for leaf in leaves if list(leaf.parameters())] or leaves
-    if not any(layer.training for layer in layers):
+    modes = set()
+    for module in model.modules():
+        if list(module.parameters(recurse=False)):
+            modes.add(module.training)
+    if modes == {False}:
         raise NotApplied(
             f"{type(workload).__name__}: found a model in evaluation mode, which trains without"
             " dropout; needed: model.train() in build_model(), as after from_pretrained()"

@@ -26,7 +26,9 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     """
     optimizer = workload.optimizer(model)
     of_model = set(model.parameters())
+    is_fused = False
     for group in optimizer.param_groups:
+        is_fused |= bool(group.get("fused"))
         if not of_model.issuperset(group["params"]):
             raise NotApplied(
                 f"{type(workload).__name__}: found an optimizer with a parameter that is not the"
@@ -34,7 +36,6 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
                 " gradients and checkpoints have them"
             )
     implementation = axes.optimizer_impl
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
     if axes.reduction == "tree" and is_fused:
         # On CPUs, a fused kernel rounds the elements of a tensor's end, which do not fill a vector
         # register, in another way. Where a tensor ends depends on how it is sharded.
@@ -42,18 +43,21 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     if implementation != "recipe":
         # A new object, because an optimizer checks its implementation when it is made.
         # A loop over tensors has neither flag.
-        flags = {name: name == implementation for name in ("foreach", "fused")}
-        groups = [{**group, **flags} for group in optimizer.param_groups]
+        flags = {
+            "foreach": implementation == "foreach",
+            "fused": implementation == "fused",
+        }
+        for group in optimizer.param_groups:
+            group |= flags
         optimizer_class: Any = type(optimizer)
         try:
-            optimizer = optimizer_class(groups, **flags)
+            optimizer = optimizer_class(optimizer.param_groups, **flags)
         except (TypeError, RuntimeError) as error:  # it refuses, or takes no such arguments
             problem = f"{optimizer_class.__name__} has no {implementation}: {one_line(error)}"
             raise NotApplied(f"optimizer_impl: {problem}") from None
-    factor = lr_factor(workload, axes)
     for group in optimizer.param_groups:
         base_lr = group["lr"] if axes.lr is None else axes.lr
-        group["lr"] = base_lr * factor
+        group["lr"] = base_lr * lr_factor(workload, axes)
     return optimizer
 
 
@@ -96,16 +100,20 @@ def simulate_rates(
     trained, and the optimizer is left as it was.
     """
     simulated = copy(optimizer)
-    groups = [{**group, "lr": scale * group["lr"]} for group in optimizer.param_groups]
-    simulated.param_groups = groups
-    rates: list[list[float]] = [[] for _ in groups]
+    simulated.param_groups = []
+    rates: list[list[float]] = []
+    for group in optimizer.param_groups:
+        scaled = scale * group["lr"]
+        simulated.param_groups.append(group | {"lr": scaled})
+        rates.append([])
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.
         warnings.simplefilter("ignore", UserWarning)
         schedule = workload.schedule(simulated, steps)
         for _ in range(min(steps, SIMULATED_STEPS)):
-            for group, group_rates in zip(groups, rates, strict=True):
-                group_rates.append(float(group["lr"]))
+            for group, group_rates in zip(simulated.param_groups, rates, strict=True):
+                rate = float(group["lr"])
+                group_rates.append(rate)
             if schedule is not None:
                 schedule.step()
     return rates

@@ -44,7 +44,8 @@ SIGNAL = signal.SIGUSR2
 END_SECONDS = 1.0  # that a heartbeat which is being written has to end
 # Without a step, after which a rank writes its stacks: so long, and so many times as long as ever before. It is
 # less than after which the runner says that the trial hangs.
-STACK_SECONDS, STACK_STEPS = 45.0, 5
+STACK_SECONDS = 45.0
+STACK_STEPS = 5
 STDERR = 2  # the rank's log, also where a script has put something else in place of sys.stderr
 
 
@@ -68,16 +69,16 @@ class ProgressFile:
 
     def __init__(self, folder: TrialFolder, total_steps: int | None, rank: int) -> None:
         self._path = folder.progress_path
-        # What reports say until it is replaced: how many steps there are, which a script may decide itself,
-        # and how long the longest segment took.
-        self.facts: dict[str, Any] = {"steps": total_steps}
+        # What reports say until it is replaced: first how many steps there are, which a script may decide itself.
+        self._facts: dict[str, Any] = {"steps": total_steps}
         self._is_writer = rank == 0
 
     def report(self, phase: str, step: int, **facts: Any) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps, and what is new of it."""
-        self.facts |= facts
+        self._facts |= {"phase": phase, "step": step, "at": time.time()}
+        self._facts |= facts
         if self._is_writer:
-            _replace(self._path, {"phase": phase, "step": step, "at": time.time(), **self.facts})
+            _replace(self._path, self._facts)
 
 
 @contextmanager
@@ -95,12 +96,15 @@ def heartbeats(folder: TrialFolder, ranks: Ranks, state: TrainingState) -> Itera
 
     def beat() -> None:
         """Write heartbeats until the block ends."""
-        step, since = -1, time.monotonic()  # the last step that was seen, and since when
+        step = -1  # the last one that was seen
+        seen_at = time.monotonic()
         longest = 0.0  # seconds between two
         while not ended.is_set():
             if state.step != step or not state.in_step:
+                step = state.step
                 now = time.monotonic()
-                step, since, longest = state.step, now, max(longest, now - since)
+                longest = max(longest, now - seen_at)
+                seen_at = now
                 timeout = max(STACK_SECONDS, STACK_STEPS * longest)
                 faulthandler.dump_traceback_later(timeout, file=STDERR)
             heartbeat = Heartbeat(
@@ -147,7 +151,8 @@ def _position(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         module = frame.f_globals.get("__name__", "?")
-        if module.partition(".")[0] not in sys.stdlib_module_names:
+        package, _, _ = module.partition(".")
+        if package not in sys.stdlib_module_names:
             return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

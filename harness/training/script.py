@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from harness.measure.memory import PeakMemory
 from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.record import LOSS, Evaluation, Rank0Report, RankResult, TargetMetric
-from harness.sweep.axes import AXES, OF_TORCHRUN
+from harness.sweep.axes import OF_TORCHRUN
 from harness.sweep.cell import ESCAPED, MAX_STEPS, PLACEHOLDER
 from harness.sweep.files import check_code, check_files, named_files
 from harness.training.digests import add_tensor, local_part
@@ -59,23 +59,27 @@ class _LengthReached(BaseException):
     """Ends a script after the steps of its trial, also where it catches every Exception."""
 
 
+@dataclass(eq=False)
 class ScriptObserver:
     """Watches the optimizers of a script at one rank, segment by segment as the harness's own loop.
 
-    What it sees is in `state`. To be used through `observe`.
+    What it sees is in `state`. It watches in the block of `observe`.
     """
 
-    def __init__(
-        self, assignment: Assignment, folder: TrialFolder, ranks: Ranks, state: TrainingState
-    ) -> None:
+    assignment: Assignment
+    folder: TrialFolder
+    ranks: Ranks
+    state: TrainingState
+
+    def __post_init__(self) -> None:
         """Prepare to watch."""
-        self.assignment, self.ranks, self.state = assignment, ranks, state
         self.hooks = Hooks()  # between the segments; a gate sets its own
-        cell = assignment.trial.cell
-        self.uses, self.length, self.warmup = cell.workload.uses, cell.length.steps, cell.warmup
-        device = _visible_device(assignment, ranks)
-        self.memory, self.clock = PeakMemory(device), StepClock(device)
-        cores = assignment.lane.cores
+        self.cell = cell = self.assignment.trial.cell
+        self.length = cell.length.steps
+        device = _visible_device(self.assignment, self.ranks)
+        self.memory = PeakMemory(device)
+        self.clock = StepClock(device)
+        cores = self.assignment.lane.cores
         self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
         # Those that step in the present part of the script: of a fold that is over, nothing is kept alive.
         self.optimizers: dict[Optimizer, None] = {}
@@ -86,7 +90,7 @@ class ScriptObserver:
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:
             self.target = TargetMetric(**asdict(cell.workload.target))
-        self.progress = ProgressFile(folder, self.length, ranks.rank)
+        self.progress = ProgressFile(self.folder, self.length, self.ranks.rank)
         # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
@@ -107,7 +111,8 @@ class ScriptObserver:
             return
         self._stepping = optimizer
         if self._leader is None:
-            self._leader, self._process_group = optimizer, dist.group.WORLD
+            self._leader = optimizer
+            self._process_group = dist.group.WORLD
             self.optimizers[optimizer] = None
             self.state.training_began_at = time.time()
             self.state.add_seconds("build", time.perf_counter() - self._began)
@@ -121,7 +126,8 @@ class ScriptObserver:
         """Note that the optimizer has stepped; if it is the leading one, the step has ended."""
         if optimizer is not self._stepping:
             return  # it had begun before it was watched
-        self._stepping, self.reports.has_backward = None, False
+        self._stepping = None
+        self.reports.has_backward = False
         self.pauses.end()
         self.loaded.end_step()
         if optimizer is not self._leader:
@@ -137,7 +143,8 @@ class ScriptObserver:
 
     def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
-        step, target = self.state.step, self.target.name
+        step = self.state.step
+        target = self.target.name
         if samples is not None and samples < 0:
             raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
         self.reports.add(step, loss, samples)
@@ -148,9 +155,13 @@ class ScriptObserver:
         if not math.isfinite(self.metrics[target]):
             problem = f"the script reported {target}={self.metrics[target]} after step {step}"
             raise NonFiniteLoss(problem, rank=self.ranks.rank)
-        # No record can hold another number.
-        newest = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
-        evaluation = Evaluation(step=step, metrics=newest, seconds=None, started_at=time.time())
+        evaluation = Evaluation(
+            step=step,
+            # No record can hold another number.
+            metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
+            seconds=None,
+            started_at=time.time(),
+        )
         self.state.evaluations.append(evaluation)
 
     # Steps
@@ -162,7 +173,8 @@ class ScriptObserver:
         """
         if optimizer.state or self.reports.has_backward:
             return False
-        return not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups)
+        rates = {float(group.get("lr", 1.0)) for group in optimizer.param_groups}
+        return rates == {0.0}
 
     def _let_lead(self, optimizer: Optimizer) -> None:
         """Let an optimizer lead that steps twice without the leader, or is the leader made anew."""
@@ -196,9 +208,10 @@ class ScriptObserver:
 
     def _begin_segment(self) -> None:
         """Begin a segment, whose clock starts once the device has finished its work."""
-        step, stop = self.state.step, self.length or MAX_STEPS
-        if step < self.warmup:  # telemetry begins with a segment
-            stop = min(stop, self.warmup)
+        step = self.state.step
+        stop = self.length or MAX_STEPS
+        if step < self.cell.warmup:  # telemetry begins with a segment
+            stop = min(stop, self.cell.warmup)
         self._segment_stop = self.hooks.before_segment(self.state, stop)
         self._segment_start = step
         self.telemetry.begin_segment()
@@ -207,21 +220,24 @@ class ScriptObserver:
 
     def _end_segment(self) -> None:
         """End the segment and keep its numbers, those of its steps without pauses."""
-        state, start = self.state, self._segment_start
+        state = self.state
+        start = self._segment_start
         times = self.clock.stop()
         self.telemetry.end_segment(state.step - start)
         pauses = self.pauses.lengthening(times.steps)
         times = replace(times, steps=times.steps - pauses)
-        segment = Segment(start, self.reports.mean_losses(start, state.step), times)
-        state.add_steps({"loss": segment.losses, "seconds": times.steps})
+        losses = self.reports.mean_losses(start, state.step)
+        segment = Segment(start, losses, times)
+        state.add_steps({"loss": losses, "seconds": times.steps})
         state.add_seconds("train", segment.seconds)
         state.add_seconds("evaluate", float(pauses.sum()))
-        rate, unit = segment.steps / segment.seconds, "steps/s"
+        unit = "steps/s"
+        rate = segment.steps / segment.seconds
         if self.samples_per_step is not None:
-            rate *= self.samples_per_step * self.ranks.world_size
             unit = "samples/s"
-        reported = segment.losses[~np.isnan(segment.losses)]
-        loss = float(reported[-1]) if len(reported) else None
+            rate *= self.samples_per_step * self.ranks.world_size
+        reported = losses[~np.isnan(losses)].tolist()
+        loss = reported[-1] if reported else None
         self.progress.report("train", state.step, rate=rate, unit=unit, loss=loss)
         self.hooks.after_segment(state, segment)
 
@@ -231,27 +247,30 @@ class ScriptObserver:
         if self.clock.running and state.step > self._segment_start:
             self._end_segment()
         # Of the last step of a segment it may have been reported after that.
-        state.series["loss"] = self.reports.mean_losses(0, state.step).tolist()
+        losses = self.reports.mean_losses(0, state.step)
+        state.series["loss"] = losses.tolist()
 
     # Results
 
     def check(self) -> None:
         """Raise NotApplied for a script that did not train as its cell says, NonFiniteLoss for NaN."""
-        steps, count = self.state.step, self.ranks.world_size
+        uses = self.cell.workload.uses
+        steps = self.state.step
+        count = self.ranks.world_size
         if not steps:
             raise NotApplied(
-                f"{self.uses} ended without a step of an optimizer of torch.optim; needed: one or more"
+                f"{uses} ended without a step of an optimizer of torch.optim; needed: one or more"
                 " (processes that it starts are not watched)"
             )
         if self.length is not None and steps < self.length:
             raise NotApplied(
-                f"length={self.length} steps had no effect: {self.uses} ended after step {steps};"
+                f"length={self.length} steps had no effect: {uses} ended after step {steps};"
                 " let it train longer, or leave the length out"
             )
         if count > 1 and self._process_group is None:
             raise NotApplied(
                 f"world_size={count} had no effect: no rank joined a process group, so these are {count}"
-                f" independent trainings; let {self.uses} call init_process_group"
+                f" independent trainings; let {uses} call init_process_group"
             )
         # It may be a loss of the step after the last one, which never ended.
         bad_step = min(self.reports.first_bad_step + 1, steps)
@@ -269,7 +288,8 @@ class ScriptObserver:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    add_tensor(digest.update, local_part(parameter).detach().cpu())
+                    part = local_part(parameter).detach()
+                    add_tensor(digest.update, part.cpu())
         return digest.hexdigest()
 
     def result(self, entered: RankResult) -> RankResult:
@@ -295,20 +315,19 @@ class ScriptObserver:
 
 
 @contextmanager
-def observe(
-    assignment: Assignment, folder: TrialFolder, ranks: Ranks, state: TrainingState
-) -> Iterator[ScriptObserver]:
+def observe(observer: ScriptObserver) -> Iterator[None]:
     """Watch the optimizers of this process, and listen to `harness.report`, while the block lasts."""
     with ExitStack() as stack:
-        observer = ScriptObserver(assignment, folder, ranks, state)
         stack.enter_context(observer.telemetry)
         # In a step that the script compiles, Dynamo would trace the hooks, and fail at the clock.
         hide: Any = torch.compiler.disable
-        stack.callback(register_optimizer_step_pre_hook(hide(observer.before_step)).remove)
-        stack.callback(register_optimizer_step_post_hook(hide(observer.after_step)).remove)
+        before = register_optimizer_step_pre_hook(hide(observer.before_step))
+        after = register_optimizer_step_post_hook(hide(observer.after_step))
+        stack.callback(before.remove)
+        stack.callback(after.remove)
         watch(observer.pauses, observer.loaded, observer.reports, stack)
         stack.enter_context(listening(observer.on_report))
-        yield observer
+        yield
 
 
 def run_script(
@@ -316,7 +335,8 @@ def run_script(
 ) -> RankResult:
     """Run the script of `trial.json`; return this rank's part of the trial's record."""
     assignment = prepare_rank(folder)
-    with observe(assignment, folder, ranks, state) as observer:
+    observer = ScriptObserver(assignment, folder, ranks, state)
+    with observe(observer):
         try:
             execute(assignment, folder)
         except _LengthReached:
@@ -335,15 +355,17 @@ def execute(assignment: Assignment, folder: TrialFolder) -> None:
     file among its arguments, is not that of the cell, and whatever the script raises; an exit with code 0
     is its end.
     """
-    reference, base = assignment.trial.cell.workload, Path(assignment.base_folder).absolute()
+    reference = assignment.trial.cell.workload
+    base = Path(assignment.base_folder).absolute()
     check_code(reference, base)
     if reference.code is not None:
-        check_files(reference, named_files(reference.arguments or (), reference.options, base))
+        files = named_files(reference.arguments or (), reference.options, base)
+        check_files(reference, files)
     path = base / Path(reference.uses).expanduser()
+    folder_of_imports = path.parent if reference.module is None else base
     make_importable(base)
     make_importable(path.parent)
-    # Before what is installed, as Python does it.
-    sys.path.insert(0, str(path.parent if reference.module is None else base))
+    sys.path.insert(0, str(folder_of_imports))  # before what is installed, as Python does it
     seed_everything(assignment.trial.seed)  # as far as the script does not do it itself
     os.chdir(base)
     sys.argv = [str(path), *script_arguments(assignment, folder)]
@@ -364,11 +386,16 @@ def execute(assignment: Assignment, folder: TrialFolder) -> None:
 def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
     """Return the arguments of the script, with the values of their placeholders as Python prints them."""
     trial = assignment.trial
-    reference, axes = trial.cell.workload, trial.cell.axes
-    values: dict[str, Any] = {name: axes.value(name) for name in AXES}
-    values |= {"rank_batch_size": axes.batch_size // axes.world_size, "seed": trial.seed}
-    values |= {"steps": trial.cell.length.steps, "folder": folder.attempt_path.absolute()}
-    values |= reference.options
+    reference = trial.cell.workload
+    axes = trial.cell.axes
+    values = {
+        **axes.values,
+        "rank_batch_size": axes.batch_size // axes.world_size,
+        "seed": trial.seed,
+        "steps": trial.cell.length.steps,
+        "folder": folder.attempt_path.absolute(),
+        **reference.options,
+    }
     words = []
     for text in reference.arguments or ():
         word = PLACEHOLDER.sub(lambda name: str(values[name[1]]), text)
@@ -383,7 +410,7 @@ def _visible_device(assignment: Assignment, ranks: Ranks) -> torch.device:
     if assignment.device == "cpu":
         os.environ[VISIBLE_GPUS] = ""
     elif gpus:  # counted among those that are visible
-        visible = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(max(gpus) + 1)))
-        names = visible.split(",")
-        os.environ[VISIBLE_GPUS] = ",".join(names[gpu] for gpu in gpus)
+        visible = os.environ.get(VISIBLE_GPUS)
+        names = visible.split(",") if visible else range(max(gpus) + 1)
+        os.environ[VISIBLE_GPUS] = ",".join(str(names[gpu]) for gpu in gpus)
     return choose_device(assignment.device, ranks)

@@ -7,6 +7,7 @@ but training and the marks of the clock, and nothing that waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -34,27 +35,31 @@ def observe_nothing(moment: str, micro_step: int, value: Any) -> None:
     """Stand in for an observer."""
 
 
+@dataclass(kw_only=True, eq=False)
 class TrainStep:
     """A training step with all that it works on."""
 
-    def __init__(
-        self, workload: Workload, model: nn.Module, strategy: Strategy, compiler: Compiler,
-        *, seed: int, total_steps: int,
-    ) -> None:  # fmt: skip
-        """Prepare the model for the strategy, and make its optimizer; `seed` is that of the trial."""
-        axes = strategy.axes
-        self.axes, self.mesh, self.device = axes, strategy.mesh, strategy.mesh.device
-        self.seed = seed
-        # The model is the one without the strategy's wrapper.
-        self.workload, self.model, self.strategy = workload, model, strategy
-        self.clock = strategy.clock
-        self.module = strategy.prepare(model, workload, compiler)
-        self.optimizer = make_optimizer(workload, model, axes)
+    workload: Workload
+    model: nn.Module  # without the strategy's wrapper
+    strategy: Strategy
+    compiler: InitVar[Compiler]
+    seed: int  # of the trial
+    total_steps: int
+
+    def __post_init__(self, compiler: Compiler) -> None:
+        """Prepare the model for the strategy, and make its optimizer."""
+        workload = self.workload
+        self.axes = axes = self.strategy.axes
+        self.mesh = self.strategy.mesh
+        self.device = self.mesh.device
+        self.clock = self.strategy.clock
+        self.module = self.strategy.prepare(self.model, workload, compiler)
+        self.optimizer = make_optimizer(workload, self.model, axes)
         # None for a constant learning rate.
-        self.schedule = make_schedule(workload, self.optimizer, axes, total_steps)
+        self.schedule = make_schedule(workload, self.optimizer, axes, self.total_steps)
         self.scaler = Scaler(axes, self.device)
         self.loss = under_autocast(axes, self.device, workload.loss)
-        self.has_weights = type(workload).loss_weight is not Workload.loss_weight
+        self.weighs_losses = type(workload).loss_weight is not Workload.loss_weight
         self.loss_factors: Tensor | None = None  # of the micro-batches of the step
         # CUDA graphs, which only GPUs have, write the next loss into the same memory.
         self.copies_losses = axes.execution in CUDA_GRAPHS
@@ -84,7 +89,7 @@ class TrainStep:
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters; return this rank's mean loss."""
-        if self.has_weights:
+        if self.weighs_losses:
             self.clock.enter(Phase.forward)
             self.loss_factors = self._weigh_micro_batches(batch)
         return self.accumulate(batch)
@@ -104,8 +109,8 @@ class TrainStep:
         scalars = []
         for micro_batch in self.micro_batches(batch):
             weight = self.workload.loss_weight(micro_batch)
-            if not isinstance(weight, Tensor):
-                weight = torch.full((), weight, dtype=torch.float64, device=batch[0].device)
+            if not isinstance(weight, Tensor):  # filled there, as a copy would wait for the device
+                weight = torch.full((), weight, dtype=torch.float64, device=self.device)
             scalars.append(weight.detach().double().reshape(()))
         weights = torch.stack(scalars)
         ranks = self.mesh.world_size
@@ -116,7 +121,8 @@ class TrainStep:
             all_gather_single(gathered, weights, group=dist.group.WORLD)
         # By micro-step, then by rank: the order of `reduction: tree`, whose bits must not depend on
         # the number of ranks.
-        return weights / gathered.view(ranks, -1).T.flatten().mean()
+        by_micro_step = gathered.view(ranks, -1).T
+        return weights / by_micro_step.flatten().mean()
 
     def accumulate(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -129,13 +135,16 @@ class TrainStep:
             return self.micro_step(batch, number=0, divisor=1)
         losses = []
         for number, micro_batch in enumerate(self.micro_batches(batch)):
-            with self.strategy.gradient_sync(number == parts - 1):
-                losses.append(self.micro_step(micro_batch, number, divisor=parts))
+            is_last = number == parts - 1
+            with self.strategy.gradient_sync(is_last):
+                loss = self.micro_step(micro_batch, number, divisor=parts)
+            losses.append(loss)
         return torch.stack(losses).mean()
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
-        chunks = (tensor.chunk(self.axes.grad_accum_steps) for tensor in batch)
+        parts = self.axes.grad_accum_steps
+        chunks = [tensor.chunk(parts) for tensor in batch]
         yield from zip(*chunks, strict=True)
 
     def micro_step(self, batch: Batch, number: int, divisor: int) -> Tensor:
@@ -152,7 +161,8 @@ class TrainStep:
             loss = weighted(loss, self.loss_factors[number])
         self.clock.enter(Phase.backward)
         self.strategy.before_backward(loss)
-        self.scaler.backward(loss if divisor == 1 else loss / divisor)
+        share = loss if divisor == 1 else loss / divisor
+        self.scaler.backward(share)
         self.observe("backward", number, None)
         loss = loss.detach()
         return loss.clone() if self.copies_losses else loss
@@ -194,7 +204,8 @@ class TreeStep(TrainStep):
         """
         losses: list[Tensor] = []
         micro_steps = self.axes.grad_accum_steps
-        total = sum_tree(self._gradients(batch, losses), micro_steps)
+        leaves = self._gradients(batch, losses)
+        total = sum_tree(leaves, micro_steps)
         count = float(micro_steps * self.mesh.world_size)  # of the micro-batches of all ranks
         for parameter, gradient in zip(self.model.parameters(), total, strict=True):
             if gradient is not None:
@@ -207,23 +218,29 @@ class TreeStep(TrainStep):
 
         They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
         """
-        rank, ranks = self.mesh.rank, self.mesh.world_size
+        model = self.model
+        are_in_buckets = self.axes.ddp_gradient_as_bucket_view
         for number, micro_batch in enumerate(self.micro_batches(batch)):
-            # The micro-batch's number over all ranks, whichever rank this is.
-            seed = derive_seed(self.seed, self.step, number * ranks + rank)
+            # Whichever rank this is.
+            number_of_all = number * self.mesh.world_size + self.mesh.rank
+            seed = derive_seed(self.seed, self.step, number_of_all)
             seed_generators(seed, self.device)
             if number == 1:
-                buffers = [buffer.clone() for buffer in self.model.buffers()]
-            losses.append(self.micro_step(micro_batch, number, divisor=1))
+                buffers = [buffer.clone() for buffer in model.buffers()]
+            loss = self.micro_step(micro_batch, number, divisor=1)
+            losses.append(loss)
             if number > 0:
-                for buffer, of_first in zip(self.model.buffers(), buffers, strict=True):
+                for buffer, of_first in zip(model.buffers(), buffers, strict=True):
                     buffer.copy_(of_first)
-            gradients = [parameter.grad for parameter in self.model.parameters()]
-            if self.axes.ddp_gradient_as_bucket_view:
-                gradients = [None if grad is None else grad.clone() for grad in gradients]
-            self.model.zero_grad(set_to_none=True)
+            gradients: Gradients = []
+            for parameter in model.parameters():
+                gradient = parameter.grad
+                if gradient is not None and are_in_buckets:
+                    gradient = gradient.clone()
+                gradients.append(gradient)
+            model.zero_grad(set_to_none=True)
             yield gradients
-            del gradients  # which the sum has now
+            del gradients, gradient  # which the sum has now
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches, whose tensors follow each other in the batch."""
@@ -242,12 +259,11 @@ def sum_tree(leaves: Iterator[Gradients], count: int) -> Gradients:
         return next(leaves)
     earlier = sum_tree(leaves, count // 2)
     later = sum_tree(leaves, count // 2)
-    return [_add(first, second) for first, second in zip(earlier, later, strict=True)]
-
-
-def _add(earlier: Tensor | None, later: Tensor | None) -> Tensor | None:
-    """Add a parameter's later gradient to the earlier one in place; either may be missing."""
-    if earlier is None or later is None:
-        return later if earlier is None else earlier
-    local_part(earlier).add_(local_part(later))
-    return earlier
+    total: Gradients = []
+    for gradient, addend in zip(earlier, later, strict=True):
+        if gradient is None:
+            gradient = addend
+        elif addend is not None:
+            local_part(gradient).add_(local_part(addend))
+        total.append(gradient)
+    return total

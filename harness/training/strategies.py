@@ -52,7 +52,9 @@ class Strategy:
 
     def __init__(self, axes: Axes, mesh: Ranks, clock: StepClock) -> None:
         """Communication that would otherwise count as forward or backward is reported to `clock`."""
-        self.axes, self.mesh, self.clock = axes, mesh, clock
+        self.axes = axes
+        self.mesh = mesh
+        self.clock = clock
         # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
         self.tree: TreeCollective | None = None
 
@@ -92,10 +94,10 @@ class Strategy:
 
         Ranks may have buffers of their own, such as running means; all take rank 0's, as DDP does.
         """
-        if dist.is_initialized():
-            with torch.no_grad():
-                for buffer in model.buffers():
-                    dist.broadcast(buffer, src=0)
+        if not dist.is_initialized():
+            return
+        for buffer in model.buffers():
+            dist.broadcast(buffer.detach(), src=0)
 
 
 class DDP(Strategy):
@@ -111,8 +113,8 @@ class DDP(Strategy):
         with backward. Raises NotApplied for a bucket size without effect.
         """
         axes = self.axes
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        size_mb = sum(parameter.nbytes for parameter in trained) / 2**20
+        size = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+        size_mb = size / 2**20
         cap_mb = axes.ddp_bucket_cap_mb
         if cap_mb is not None and size_mb <= min(cap_mb, FIRST_BUCKET_MB):
             raise NotApplied(
@@ -182,11 +184,13 @@ class FSDP2(Strategy):
         if self.axes.reduction == "tree":
             self.tree = TreeCollective()
             collective = self.tree.reduce_scatter
+        gather = ShardCollective(all_gather_single, timed_by)
+        reduce = ShardCollective(collective, timed_by)
         for module in self._sharded:
             if timed_by is not None:
-                module.set_custom_all_gather(ShardCollective(all_gather_single, timed_by))
+                module.set_custom_all_gather(gather)
             if timed_by is not None or self.tree is not None:
-                module.set_custom_reduce_scatter(ShardCollective(collective, timed_by))
+                module.set_custom_reduce_scatter(reduce)
             if self.tree is not None and self.axes.precision == "fp64":
                 # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                 module.set_gradient_divide_factor(1.0)
@@ -195,24 +199,36 @@ class FSDP2(Strategy):
     def _shard_all(self) -> None:
         """Have torch shard the modules, over a mesh with the names that its own documents give it."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
 
-        axes, ranks = self.axes, self.mesh.world_size
-        shape = {"dp_shard": ranks}
+        axes = self.axes
+        ranks = self.mesh.world_size
+        sizes: tuple[int, ...] = (ranks,)
+        names: tuple[str, ...] = ("dp_shard",)
         if axes.shard_size is not None:
-            shape = {"dp_replicate": ranks // axes.shard_size, "dp_shard": axes.shard_size}
-        sizes, names = tuple(shape.values()), tuple(shape)
-        param_dtype = torch.bfloat16 if axes.precision == "bf16:fsdp2" else None
-        reduce_dtype = REDUCE_DTYPES[axes.fsdp_reduce_dtype]
-        settings: dict[str, Any] = {
-            "mesh": init_device_mesh(self.mesh.device.type, sizes, mesh_dim_names=names),
-            "reshard_after_forward": axes.fsdp_reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype),
-        }
+            sizes = (ranks // axes.shard_size, axes.shard_size)
+            names = ("dp_replicate", "dp_shard")
+        mesh = init_device_mesh(self.mesh.device.type, sizes, mesh_dim_names=names)
+        precision = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if axes.precision == "bf16:fsdp2" else None,
+            reduce_dtype=REDUCE_DTYPES[axes.fsdp_reduce_dtype],
+        )
+        offload = OffloadPolicy()
         if axes.fsdp_cpu_offload:
-            settings["offload_policy"] = CPUOffloadPolicy()
+            offload = CPUOffloadPolicy()
         for module in self._sharded:
-            fully_shard(module, **settings)
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=axes.fsdp_reshard_after_forward,
+                mp_policy=precision,
+                offload_policy=offload,
+            )
 
     def note_gradients(self) -> None:
         """Add to the digest which parameters this step has left a gradient in."""
@@ -266,7 +282,8 @@ class TreeCollective:
         self.calls += 1
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+        of_ranks = received.view(group.size(), -1)
+        output_tensor.copy_(sum_rows(of_ranks))
 
     def all_reduce(self, group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
         """Return a future that is done, with the sum of all ranks' buckets of DDP.
@@ -277,7 +294,8 @@ class TreeCollective:
         flat = bucket.buffer()
         gathered = flat.new_empty(group.size() * len(flat))
         all_gather_single(gathered, flat, group=group)
-        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
+        of_ranks = gathered.view(group.size(), -1)
+        flat.copy_(sum_rows(of_ranks))
         devices = [flat.device] if flat.is_cuda else None
         future: Future[Tensor] = Future(devices=devices)
         future.set_result(flat)

@@ -10,13 +10,14 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.profiler import profile, schedule
 
 from harness.core.errors import Interrupted, NonFiniteLoss, NotApplied
 from harness.measure.clock import Phase, SegmentTimes
@@ -38,7 +39,7 @@ from workloads.base import Samples
 SEGMENT_SECONDS = 2.0
 # A segment has at most this many times the steps of the one before, as its steps may take longer.
 FASTEST_GROWTH = 10
-NOT_SAVED_ELSEWHERE = "another rank could not write its part of a checkpoint"
+PROFILER_WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
 PASSES_BETWEEN_CHECKS = 16  # of an evaluation, after which ranks agree on whether to continue
 
 
@@ -81,6 +82,7 @@ class Hooks:
         """Look at a segment that has ended; its numbers are in `state` already."""
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains one trial at one rank, segment by segment, from its newest checkpoint on.
 
@@ -88,18 +90,23 @@ class Trainer:
     which is not. What a trial leaves is in `state`.
     """
 
-    def __init__(self, parts: TrialParts, state: TrainingState, hooks: Hooks | None = None) -> None:
-        self.parts = parts
-        self.state = state  # gets that of the attempts before this one, and is filled by it
-        self.hooks = hooks or Hooks()
+    parts: TrialParts
+    state: TrainingState  # gets that of the attempts before this one, and is filled by it
+    hooks: Hooks = field(default_factory=Hooks)
+
+    def __post_init__(self) -> None:
+        """Resume from the newest checkpoint, if there is one."""
+        parts = self.parts
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
         self.progress = ProgressFile(parts.folder, parts.total_steps, parts.mesh.rank)
-        self.steps_between_evaluations = cell.evaluate.in_steps(parts.order.steps)
+        self.steps_per_epoch = parts.order.steps
+        self.steps_between_evaluations = cell.evaluate.in_steps(self.steps_per_epoch)
         self.checkpointer = Checkpointer(parts)
-        with state.timed("build"):
-            self.checkpointer.resume(state)
+        with self.state.timed("build"):
+            self.checkpointer.resume(self.state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
+        self._longest_segment = 0.0  # in seconds
         self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
         # That workers may have fetched before they are asked for; none without workers.
         self._batches_ahead = parts.axes.num_workers * parts.axes.loader_prefetch_factor
@@ -112,12 +119,13 @@ class Trainer:
         `until` is the trial's last step unless given. Raises NonFiniteLoss, NotApplied,
         Interrupted, and whatever the workload raises.
         """
-        parts, state = self.parts, self.state
-        last_step = parts.total_steps if until is None else until
+        parts = self.parts
+        state = self.state
+        last_step = until or parts.total_steps
         if not self._all_ranks_continue():
             self._interrupt()
         state.training_began_at = state.training_began_at or time.time()
-        last_evaluated = max((done.step for done in state.evaluations), default=0)
+        last_evaluated = state.evaluations[-1].step if state.evaluations else 0
         # An earlier attempt may have been interrupted before an evaluation or in it.
         if state.step > last_evaluated and self._is_evaluation_due():
             self.evaluate()
@@ -126,14 +134,16 @@ class Trainer:
             if batches is None:
                 with state.timed("loader"):
                     batches = batches_from(parts.loader, parts.order, state.step)
-            stop = self.hooks.before_segment(state, self._segment_end(last_step))
+            latest_stop = self._segment_end(last_step)
+            stop = self.hooks.before_segment(state, latest_stop)
             segment = self.train_segment(batches, stop)
             has_paused = self.synchronize(segment)
             self.hooks.after_segment(state, segment)
             if self._is_evaluation_due():
                 self.evaluate()
                 has_paused = True
-            if self._batches_ahead and state.step % parts.order.steps == 0:
+            is_epoch_over = state.step % self.steps_per_epoch == 0
+            if self._batches_ahead and is_epoch_over:
                 batches = None  # workers are started for each epoch, untimed
             elif has_paused:
                 self._leave_out_fetched_steps(last_step)
@@ -147,17 +157,21 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
         step = self.state.step
-        if not self.hooks.evaluates:
-            return False
-        return step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
+        is_last = step == self.parts.total_steps
+        is_due = is_last or step % self.steps_between_evaluations == 0
+        return is_due and self.hooks.evaluates
 
     def _segment_end(self, last_step: int) -> int:
         """Return the step at which the next segment ends, the same at every rank."""
         step = self.state.step
-        stops = [step + self.segment_steps, last_step, self.parts.total_steps]
-        stops.append(_next_multiple(step, self.steps_between_evaluations))
+        stops = [
+            step + self.segment_steps,
+            last_step,
+            self.parts.total_steps,
+            _next_multiple(step, self.steps_between_evaluations),
+        ]
         if self._batches_ahead:
-            stops.append(_next_multiple(step, self.parts.order.steps))
+            stops.append(_next_multiple(step, self.steps_per_epoch))
         saves = self.parts.assignment.saves
         if saves is not None and saves.steps is not None:
             stops.append(_next_multiple(step, saves.steps))
@@ -169,7 +183,7 @@ class Trainer:
         A loader that is too slow would seem faster, the more often is evaluated.
         """
         step = self.state.step
-        epoch_end = _next_multiple(step, self.parts.order.steps)
+        epoch_end = _next_multiple(step, self.steps_per_epoch)
         end = min(step + self._batches_ahead, epoch_end, last_step)
         self.state.refilled_steps += range(step, end)
 
@@ -179,19 +193,23 @@ class Trainer:
         The timed region is from `clock.start()` to `clock.stop()`, both of which wait for the
         device.
         """
-        parts, state = self.parts, self.state
-        clock, train_step = parts.train_step.clock, parts.train_step.run
-        axes, device = parts.axes, parts.device
+        parts = self.parts
+        state = self.state
+        axes = parts.axes
+        device = parts.device
+        clock = parts.train_step.clock
+        train_step = parts.train_step.run
+        observe = parts.train_step.observe
         # Else there is nothing to do, and no mark of the clock for it.
         must_place = device.type != "cpu" or axes.channels_last or axes.precision == "fp64"
-        observe = parts.train_step.observe
         start_step = state.step
+        steps_left = parts.total_steps - start_step
         losses: list[Tensor] = []
         trained_on: list[Indices] = []
         parts.train_step.step = start_step
         parts.telemetry.begin_segment()
         state.in_step = observe is observe_nothing  # of others nobody knows how long they take
-        clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
+        clock.start(segments_left=steps_left / self.segment_steps)
         for _ in range(start_step, stop):
             indices, batch = next(batches)
             observe("indices", 0, indices)
@@ -206,8 +224,8 @@ class Trainer:
         parts.telemetry.end_segment(len(losses))
         state.order_sums = add_to_digest(state.order_sums, parts.order, start_step, trained_on)
         state.step = stop
-        loss_values = torch.stack(losses).float().cpu().numpy()
-        return Segment(start_step, loss_values, times)
+        loss_values = torch.stack(losses).float()
+        return Segment(start_step, loss_values.cpu().numpy(), times)
 
     def synchronize(self, segment: Segment) -> bool:
         """Keep a segment's numbers, and agree with the other ranks on how to continue.
@@ -218,17 +236,19 @@ class Trainer:
         segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
         Interrupted.
         """
-        parts, state = self.parts, self.state
+        parts = self.parts
+        state = self.state
         self._keep_numbers(segment)
         # These raise NotApplied for a setting that did nothing, such as torch.compile without a graph.
         state.compiled = parts.compiler.account()
         parts.strategy.check_effect()
         parts.determinism.check_effect()
-        pace = segment.steps / segment.seconds
-        next_steps = min(math.ceil(SEGMENT_SECONDS * pace), FASTEST_GROWTH * segment.steps)
+        steps_per_second = segment.steps / segment.seconds
+        enough_steps = math.ceil(SEGMENT_SECONDS * steps_per_second)
+        most_steps = FASTEST_GROWTH * segment.steps
         bad_loss, self.segment_steps, all_continue, *agreed = all_reduce_min(
             self._earliest_bad_loss(segment),
-            next_steps,
+            min(enough_steps, most_steps),
             not stop_is_requested(),
             *self.checkpointer.votes(state.step),
         )
@@ -241,9 +261,13 @@ class Trainer:
         if not all_continue:
             self._interrupt()
         has_saved = self.checkpointer.on_agreement(agreed, state)
-        rate = pace * parts.axes.batch_size
-        loss = float(segment.losses[-1])
-        self.progress.report("train", state.step, rate=rate, loss=loss)
+        self.progress.report(
+            "train",
+            state.step,
+            rate=steps_per_second * parts.axes.batch_size,
+            loss=float(segment.losses[-1]),
+            slowest=self._longest_segment,
+        )
         return has_saved
 
     def _earliest_bad_loss(self, segment: Segment) -> int:
@@ -251,25 +275,28 @@ class Trainer:
 
         Without any it is that of the step after the trial's last.
         """
+        mesh = self.parts.mesh
         step = self.parts.total_steps
-        bad_steps = np.flatnonzero(~np.isfinite(segment.losses))
-        if len(bad_steps):
-            step = segment.start_step + int(bad_steps[0])
-        return step * self.parts.mesh.world_size + self.parts.mesh.rank
+        is_bad = ~np.isfinite(segment.losses)
+        if is_bad.any():
+            step = segment.start_step + int(is_bad.argmax())
+        return step * mesh.world_size + mesh.rank
 
     def _keep_numbers(self, segment: Segment) -> None:
         """Append the numbers of a segment to those of the trial."""
+        state = self.state
         times = segment.times
-        self.state.add_steps({"loss": segment.losses, "seconds": times.steps, **times.phases})
+        state.add_steps({"loss": segment.losses, "seconds": times.steps} | times.phases)
         # torch.compile works inside a step, the first or one with another shape, and counts as its
         # own phase.
-        compile_seconds = self.parts.compiler.seconds - self._counted_compile_seconds
-        self._counted_compile_seconds = self.parts.compiler.seconds
+        compiled_so_far = self.parts.compiler.seconds
+        compile_seconds = compiled_so_far - self._counted_compile_seconds
+        self._counted_compile_seconds = compiled_so_far
         if compile_seconds:
-            self.state.add_seconds("compile", compile_seconds)
+            state.add_seconds("compile", compile_seconds)
         seconds = segment.seconds - compile_seconds
-        self.state.add_seconds("train", seconds)
-        self.progress.facts["slowest"] = max(seconds, self.progress.facts.get("slowest", 0.0))
+        state.add_seconds("train", seconds)
+        self._longest_segment = max(seconds, self._longest_segment)
 
     # Evaluation
 
@@ -279,14 +306,16 @@ class Trainer:
         If the best model is kept and this is the best so far, save it. Raises NonFiniteLoss for a
         metric that is NaN or infinite, NotApplied and Interrupted.
         """
-        parts, state = self.parts, self.state
+        parts = self.parts
+        state = self.state
+        splits = parts.splits
         self.progress.report("evaluate", state.step)
         started_at = time.time()
         validation: Mapping[str, float] | None = None
         with state.timed("evaluate"):
-            if parts.splits.validation is not None:
-                validation = self._evaluate_set("validation", parts.splits.validation)
-            metrics = self._evaluate_set("test", parts.splits.test)
+            if splits.validation is not None:
+                validation = self._evaluate_set("validation", splits.validation)
+            metrics = self._evaluate_set("test", splits.test)
         evaluation = Evaluation(
             step=state.step,
             metrics=metrics,
@@ -295,8 +324,8 @@ class Trainer:
             started_at=started_at,
         )
         state.evaluations.append(evaluation)
-        is_kept = parts.assignment.checkpoint == "best"
-        if is_kept and parts.target.best(state.evaluations) == evaluation:
+        is_best = parts.target.best(state.evaluations) == evaluation
+        if is_best and parts.assignment.checkpoint == "best":
             with state.timed("checkpoint"):
                 state.best_checkpoint = save_best(parts, state)
 
@@ -310,8 +339,8 @@ class Trainer:
         with undisturbed(parts.model, parts.device):
             rows = self._rows_of(samples)
             if rows is not None and parts.mesh.rank == 0:
-                computed = parts.workload.metrics(rows)
-                metrics = {metric: float(value) for metric, value in computed.items()}
+                for metric, value in parts.workload.metrics(rows).items():
+                    metrics[metric] = float(value)
         if rows is None:
             self._interrupt()
         metrics = broadcast_from_rank_0(metrics)
@@ -330,15 +359,17 @@ class Trainer:
         which is what torch's DistributedSampler gives, would make metrics depend on the number of ranks.
         Raises NotApplied if the workload doesn't return one row for each sample.
         """
-        parts, mesh = self.parts, self.parts.mesh
+        parts = self.parts
+        mesh = parts.mesh
         parts.strategy.before_evaluation(parts.model)
         count = len(samples)
         indices = range(mesh.rank, count, mesh.world_size)  # of this rank
-        batch_size = max(1, parts.axes.batch_size // mesh.world_size)
+        batch_size = parts.axes.batch_size // mesh.world_size
+        most_samples = math.ceil(count / mesh.world_size)  # of a rank: those of rank 0
         all_rows = []
-        # Every rank makes as many passes as rank 0, which has the most samples, because under FSDP2 a
-        # forward pass is collective. A rank that has run out repeats sample 0 and drops the result.
-        passes = range(0, -(-count // mesh.world_size), batch_size)
+        # Every rank makes as many passes as rank 0, because under FSDP2 a forward pass is collective. A
+        # rank that has run out repeats sample 0 and drops the result.
+        passes = range(0, most_samples, batch_size)
         for number, start in enumerate(passes, start=1):
             batch_indices = indices[start : start + batch_size]
             rows = parts.result_rows(samples, batch_indices or [0])
@@ -351,7 +382,8 @@ class Trainer:
                 f"evaluate() returned {len(rows)} rows for {len(indices)} samples of rank {mesh.rank};"
                 " needed: one row per sample"
             )
-        in_order = rows.new_empty((count, *rows.shape[1:]))
+        _, *row_shape = rows.shape
+        in_order = rows.new_empty((count, *row_shape))
         for rank, share in enumerate(gather(rows)):  # at rank 0 alone
             in_order[rank :: mesh.world_size] = share
         return in_order
@@ -365,16 +397,16 @@ class Trainer:
 
     def _interrupt(self) -> NoReturn:
         """Leave a checkpoint to resume from, if it can be written, and raise Interrupted."""
-        parts, state = self.parts, self.state
+        state = self.state
         self.progress.report("interrupted", state.step)
         self.checkpointer.stop()
         problem = ""
         has_trained = state.step > self.checkpointer.resumed_at
         if has_trained and not self.checkpointer.save(state, interrupted_by=SIGNAL.name):
-            problem = "; " + (state.unsaved or [NOT_SAVED_ELSEWHERE])[-1]
+            problem = "; ".join(["", *state.unsaved[-1:]])
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         all_reduce_min(0)
-        raise Interrupted(f"stopped after step {state.step} of {parts.total_steps}{problem}")
+        raise Interrupted(f"stopped after step {state.step} of {self.parts.total_steps}{problem}")
 
 
 def find_stop_reason(
@@ -391,7 +423,8 @@ def find_stop_reason(
     score = metric.score(best.deciding[metric.name])
     if rule.goal is not None and score >= metric.score(rule.goal):
         return "goal"
-    evaluations_since = len(evaluations) - 1 - evaluations.index(best)
+    up_to_best = evaluations.index(best) + 1
+    evaluations_since = len(evaluations) - up_to_best
     if rule.patience is not None and evaluations_since >= rule.patience:
         return "patience"
     return None
@@ -416,3 +449,23 @@ def _later_epochs(loader: Iterable[Fetched], order: BatchOrder) -> Iterator[Fetc
 def _next_multiple(step: int, interval: int) -> int:
     """Return the first multiple of an interval after a step."""
     return (step // interval + 1) * interval
+
+
+def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
+    """Train `steps` more steps, and leave a trace of them in the trial's folder.
+
+    `profile/rank<N>.json.gz` is a Chrome trace. Every rank must call this, and the model is another one
+    afterwards. The learning rate stays as it is: a schedule may not continue after its end.
+    """
+    parts.train_step.schedule = None
+    batches = batches_from(parts.loader, parts.order, state.step)
+    path = parts.folder.trace_path(parts.mesh.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    active = schedule(wait=0, warmup=PROFILER_WARMUP, active=steps, repeat=1)
+    with state.timed("profile"), profile(schedule=active) as profiler:
+        for _ in range(PROFILER_WARMUP + steps):
+            _, batch = next(batches)
+            batch = place_batch(batch, parts.axes, parts.device)
+            parts.train_step.run(batch)
+            profiler.step()
+        profiler.export_chrome_trace(str(path))  # compressed, as its name ends in .gz

@@ -47,7 +47,7 @@ from harness.training.entry import environment_of, joined, load_workload, with_b
 from harness.training.progress import SIGNAL, heartbeats
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
-from harness.training.train import Trainer
+from harness.training.train import Trainer, trace_steps
 
 # What torch raises, or gloo and NCCL say, where a rank waited for another too long, or that one is gone.
 COLLECTIVE_ERRORS = {
@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--task", choices=TASKS, help="what to do instead of training")
     parser.add_argument("--write-logs", action="store_true", help="write FOLDER/logs/rank<N>.log")
     options = parser.parse_args(arguments)
-    ranks, folder = Ranks.from_environment(), TrialFolder.of_attempt(options.folder.absolute())
+    folder = TrialFolder.of_attempt(options.folder.absolute())
+    ranks = Ranks.from_environment()
     ranks.export()
     if options.write_logs:
         _redirect_output(folder.rank_log(ranks.rank))
@@ -86,13 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_code = 0
     try:
         with heartbeats(folder, ranks, state):
-            run_rank = train if options.task is None else resolve_name(TASKS[options.task])
+            run_rank = train
+            if options.task is not None:
+                run_rank = resolve_name(TASKS[options.task])
             result = run_rank(folder, ranks, entered, state)
     except (Exception, SystemExit) as error:  # a workload that calls sys.exit() has failed too
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
-        result = replace(entered, **state.result(), failure=_describe(error, ranks, folder))
+        failure = _describe(error, ranks, folder)
+        result = replace(entered, **state.result(), failure=failure)
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_rank_result(folder.result_path(ranks.rank), result)
@@ -111,12 +115,13 @@ def train(
     `entered` has what is known before anything can fail; it is returned with all other fields
     filled. `state` fills up on the way, so that it says how far training came if this raises.
     """
-    if read_assignment(folder.assignment_path).trial.cell.workload.is_script:
+    reference = read_assignment(folder.assignment_path).trial.cell.workload
+    if reference.is_script:
         from harness.training.script import run_script
 
         of_rank = (folder, ranks, entered, state)
         threading.Thread(target=_end_when_asked, args=of_rank, daemon=True).start()
-        return run_script(folder, ranks, entered, state)
+        return run_script(*of_rank)
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
         assignment = with_batch_size_of(workload, assignment)
@@ -125,12 +130,10 @@ def train(
         with parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
-            reference = assignment.trial.cell.workload
-            check_files(reference, files_by_setting(workload.options, workload.data))
+            files_read = files_by_setting(workload.options, workload.data)
+            check_files(reference, files_read)
         result = _result(trainer, entered)
         if assignment.profile:
-            from harness.training.recorder import trace_steps
-
             trace_steps(parts, state, assignment.profile)  # its seconds are in `phases` too
         del parts, trainer  # the process group ends after them
     return result
@@ -145,7 +148,8 @@ def _end_when_asked(
     """
     signal.sigwait({SIGNAL})
     error = Interrupted(f"stopped after step {state.step}; the next attempt starts from step 0")
-    result = replace(entered, **state.result(), failure=_describe(error, ranks, folder))
+    failure = _describe(error, ranks, folder)
+    result = replace(entered, **state.result(), failure=failure)
     with suppress(StorageError):
         write_rank_result(folder.result_path(ranks.rank), result)
     end_process(error.exit_code)
@@ -153,8 +157,11 @@ def _end_when_asked(
 
 def _result(trainer: Trainer, entered: RankResult) -> RankResult:
     """Return all that was measured; every rank must take part."""
-    parts, state = trainer.parts, trainer.state
-    memory = parts.memory.read()  # before the digest, which gathers parameters
+    parts = trainer.parts
+    state = trainer.state
+    numbers = parts.memory.read()  # before the digest, which gathers parameters
+    numbers |= state.compiled
+    numbers |= parts.train_step.scaler.account()
     with state.timed("digest"):
         parameter_digest = digest_model(parts.model, parts.workload)
     result = replace(
@@ -162,13 +169,14 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         **state.result(),
         random_digest=digest_tensors(random_states(parts.device)),
         telemetry=parts.telemetry.report(),
-        numbers=memory | state.compiled | parts.train_step.scaler.account(),
+        numbers=numbers,
     )
     if parts.mesh.rank != 0:
         return result
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
-        stop = StopOutcome(reason=trainer.stop_reason or "length", step=state.step)
+        reason = trainer.stop_reason or "length"
+        stop = StopOutcome(reason=reason, step=state.step)
     tokens = parts.workload.tokens_per_sample()
     report = Rank0Report(
         target=parts.target,
@@ -182,7 +190,8 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         training_began_at=state.training_began_at,
         test_samples=len(parts.splits.test),
     )
-    return replace(result, rank0=report, environment=environment_of(parts.assignment))
+    environment = environment_of(parts.assignment)
+    return replace(result, rank0=report, environment=environment)
 
 
 def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:
@@ -196,13 +205,16 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
         # An error without a file name comes from printing to the log.
         path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
         error = files.storage_error(error, Path(str(path))) or error
-    kind, message = type(error).__name__, str(error)
+    kind = type(error).__name__
+    message = str(error)
     for known, pattern in COLLECTIVE_ERRORS.items():
         if re.search(pattern, f"{kind}: {message}"):
             kind = known
+    if not isinstance(error, HarnessError):
+        message = one_line(message)
     return Failure(
         kind=kind,
-        message=message if isinstance(error, HarnessError) else one_line(message),
+        message=message,
         rank=error.rank if isinstance(error, NonFiniteLoss) else ranks.rank,
         host=ranks.host,
         traceback=trace[-TRACEBACK_CHARACTERS:],

@@ -15,10 +15,10 @@ from torch import Tensor
 from harness.core.errors import HarnessError
 from harness.records.trace import Mark, value_name
 from harness.reproduce.divergence import RankMark
+from harness.reproduce.recorder import digest_tensor
 from harness.reproduce.snapshot import MOST_ELEMENTS, MOST_SNAPSHOTS, snapshot_path, snapshot_steps
 from harness.reproduce.trajectory import distance, distances
 from harness.reproduce.values import TensorDifference, difference, ulp_distance
-from harness.training.recorder import digest_tensor
 
 
 @given(total=st.integers(1, 10_000), elements=st.integers(1, 2**31))

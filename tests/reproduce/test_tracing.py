@@ -14,10 +14,10 @@ from torch.optim import SGD, Adam, Optimizer
 
 from harness.core.paths import TrialFolder
 from harness.records.trace import Recording, read_traces, trace_path
+from harness.reproduce.recorder import Recorder
 from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
 from harness.sweep.cell import Trial
 from harness.training.build import TrialParts
-from harness.training.recorder import Recorder
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
 from harness.view.reproduce import description

@@ -51,7 +51,7 @@ def make_trainer(
     state = TrainingState()
     mesh = replace(ranks, device=device)
     parts = TrialParts(assignment, workload, TrialFolder(folder), mesh, state)
-    return Trainer(parts, state, hooks)
+    return Trainer(parts, state, hooks or Hooks())
 
 
 def digest_of(trainer: Trainer) -> str:

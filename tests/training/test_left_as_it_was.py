@@ -15,9 +15,9 @@ from torch.optim import Optimizer, SparseAdam
 from harness.records.assignment import Assignment
 from harness.records.record import RankResult
 from harness.records.trace import Recording, decode_trace, trace_path
+from harness.reproduce.recorder import Recorder
 from harness.sweep.cell import Length
 from harness.training import worker
-from harness.training.recorder import Recorder
 from harness.training.train import Trainer
 from tests.support.training import digest_of, make_assignment, make_trainer
 from tests.training.test_resumed_state import Points as PlainPoints

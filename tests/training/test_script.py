@@ -51,7 +51,8 @@ def watching(
     assignment = assignment or watched_cell()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(script.VISIBLE_GPUS, "")
-        with observe(assignment, TrialFolder(folder), ranks, TrainingState()) as observer:
+        observer = ScriptObserver(assignment, TrialFolder(folder), ranks, TrainingState())
+        with observe(observer):
             yield observer
             observer.finish()
 

@@ -1,22 +1,19 @@
-"""Records the values that a rank computes in training: the trace of a trial that is not measured.
-
-A profile by torch.profiler is of further steps of a trial, once all that it records has been measured.
-"""
+"""Records the values that a rank computes in training: the trace of a trial that is not measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import profile, schedule
 
 from harness.records.trace import (
     AFTER_MICRO_STEPS,
@@ -36,10 +33,9 @@ from harness.training.digests import (
     random_states,
     workload_state,
 )
-from harness.training.model import place_batch
 from harness.training.state import TrainingState
 from harness.training.step import observe_nothing
-from harness.training.train import Hooks, batches_from
+from harness.training.train import Hooks
 from workloads.base import Workload
 
 # What says how an optimizer computes and not what, and what schedules add to its settings.
@@ -47,46 +43,48 @@ NO_SETTINGS = (
     "params", "foreach", "fused", "capturable", "differentiable",
     "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 )  # fmt: skip
-PROFILER_WARMUP = 1  # steps under the profiler whose events are dropped: it is slow at first
 
 
+@dataclass(eq=False)
 class Recorder(Hooks):
     """Writes the trace of one rank. To be used as a context, around the training."""
 
-    def __init__(
-        self, parts: TrialParts, state: TrainingState, recording: Recording, path: Path
-    ) -> None:
-        """Record to the file `path`, and next to it the values if `recording` asks for them."""
-        self._parts, self._state = parts, state
-        self._recording = recording
-        self._path = path
-        self._file = path.open("wb")
+    parts: TrialParts
+    state: TrainingState
+    recording: Recording
+    path: Path  # of the trace; next to it are the values if `recording` asks for them
+
+    def __post_init__(self) -> None:
+        """Open the file."""
+        self._file = self.path.open("wb")
         self._values: dict[str, Tensor] = {}
-        self._step = self._micro_step = 0  # that are under way, counted from 1
+        self._step = 0  # that is under way, counted from 1
+        self._micro_step = 0
         self._local_gradients: list[Mark] = []  # of the backward under way, in no fixed order
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for evaluation in self._state.evaluations:
-            self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
+        for evaluation in self.state.evaluations:
+            self._step = evaluation.step
+            self._micro_step = AFTER_MICRO_STEPS
             metrics = []
             for name, value in evaluation.all_metrics.items():
                 metrics.append((name, torch.tensor(value, dtype=torch.float64)))
             self._write("evaluation", metrics)
         self._file.close()
-        if self._recording.values:
-            from safetensors.torch import save_file
-
-            save_file(self._values, values_path(self._path.parent, self._parts.mesh.rank))
+        if self.recording.values:
+            path = values_path(self.path.parent, self.parts.mesh.rank)
+            save_file(self._values, path)
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
-        last_step = self._recording.last_step
-        if not self._recording.all_steps and state.step + 1 < last_step:
-            return min(stop, last_step - 1)
-        parts = self._parts
+        parts = self.parts
+        recording = self.recording
+        step_before_last = recording.last_step - 1
+        if not recording.all_steps and state.step < step_before_last:
+            return min(stop, step_before_last)
         if parts.train_step.observe is observe_nothing:
             parts.train_step.observe = self._observe
             # Of what this rank computes, before ranks share it; FSDP2's parameters have no such moment.
@@ -98,19 +96,22 @@ class Recorder(Hooks):
 
     def _observe(self, moment: str, micro_step: int, value: Any) -> None:
         """Write the values of a moment of a training step, see `harness.training.step.Observer`."""
-        parts = self._parts
-        model, optimizer = parts.model, parts.optimizer
+        parts = self.parts
+        model = parts.model
+        optimizer = parts.optimizer
         match moment:
             case "indices":
-                self._step, self._micro_step = parts.train_step.step + 1, 1
+                self._step = parts.train_step.step + 1
+                self._micro_step = 1
                 self._write("parameters", model.named_parameters())
                 if parts.mesh.rank == 0:  # DDP's other ranks get its buffers in the forward
                     self._write("buffers before", model.named_buffers())
-                self._write("samples", [("sample ids", torch.tensor(value))])
+                indices = torch.tensor(value)
+                self._write("samples", [("sample ids", indices)])
             case "batch":
                 self._micro_step = micro_step + 1
                 self._local_gradients.clear()
-                self._write("data", ((f"batch[{n}]", part) for n, part in enumerate(value)))
+                self._write("data", named_tensors(value, "batch"))
                 self._write("random", random_states(parts.device))
             case "loss":
                 self._write("forward", [("loss", value)])
@@ -127,38 +128,43 @@ class Recorder(Hooks):
             case "after_step":
                 if type(parts.workload).after_step is not Workload.after_step:
                     self._write("after_step", model.named_parameters())
-                self._write("workload state", named_tensors(workload_state(parts.workload)))
+                own_state = workload_state(parts.workload)
+                self._write("workload state", named_tensors(own_state))
                 self._file.flush()
 
     def _on_local_gradient(self, name: str, gradient: Tensor) -> None:
         """Digest a gradient of the backward under way."""
-        self._local_gradients.append(self._mark("backward", name, gradient))
+        mark = self._mark("backward", name, gradient)
+        self._local_gradients.append(mark)
 
     def _write(self, phase: str, tensors: Named) -> None:
         """Write the marks of a moment; sharded tensors are gathered, one at a time, as they may not fit."""
         marks = []
         for name, tensor in tensors:
-            marks.append(self._mark(phase, name, full_tensor(tensor)))
+            whole = full_tensor(tensor)
+            marks.append(self._mark(phase, name, whole))
         self._write_marks(marks)
 
     def _write_marks(self, marks: Sequence[Mark]) -> None:
         """Write the marks of a moment: one for each tensor, or one for all of them."""
-        marks = [mark for mark in marks if mark.tensor not in self._recording.left_out]
-        if not marks:
-            return
-        if not self._recording.tensors:
-            name, digest = combine(sorted((mark.name, mark.digest) for mark in marks))
-            marks = [replace(marks[0], name=name, digest=digest)]
-        for mark in sorted(marks, key=lambda mark: mark.name):
-            self._file.write(encode(mark).encode())
+        kept = [mark for mark in marks if mark.tensor not in self.recording.left_out]
+        kept.sort(key=lambda mark: mark.name)
+        if kept and not self.recording.tensors:
+            digests = sorted((mark.name, mark.digest) for mark in kept)
+            name, digest = combine(digests)
+            kept = [replace(kept[0], name=name, digest=digest)]
+        for mark in kept:
+            line = encode(mark)
+            self._file.write(line.encode())
 
     def _mark(self, phase: str, name: str, tensor: Tensor) -> Mark:
         """Return the mark of a tensor at this moment, and keep the tensor if that is asked for."""
         digest = digest_tensor(tensor)
         mark = Mark(self._step, self._micro_step, phase, name, digest)
-        if self._recording.values:
+        if self.recording.values:
             values = tensor.detach().cpu().to_dense()
-            self._values[value_name(mark)] = values.clone(memory_format=torch.contiguous_format)
+            copy = values.clone(memory_format=torch.contiguous_format)
+            self._values[value_name(mark)] = copy
         return mark
 
 
@@ -179,7 +185,8 @@ def gradients(model: nn.Module) -> Named:
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Named:
     """Yield the tensors and numbers of the optimizer's state by name."""
     for name, parameter in model.named_parameters():
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+        values = optimizer.state.get(parameter, {})
+        for key, value in sorted(values.items()):
             if isinstance(value, int | float):  # as optimizers of one's own keep their step
                 value = torch.tensor(value, dtype=torch.float64)
             if isinstance(value, Tensor):
@@ -196,22 +203,3 @@ def optimizer_settings(optimizer: Optimizer) -> Named:
             if key not in NO_SETTINGS:
                 with suppress(RuntimeError, TypeError, ValueError):  # texts and None
                     yield f"group {number} ({key})", torch.as_tensor(value, dtype=torch.float64)
-
-
-def trace_steps(parts: TrialParts, state: TrainingState, steps: int) -> None:
-    """Train `steps` more steps, and leave a trace of them in the trial's folder.
-
-    `profile/rank<N>.json.gz` is a Chrome trace. Every rank must call this, and the model is another one
-    afterwards. The learning rate stays as it is: a schedule may not continue after its end.
-    """
-    parts.train_step.schedule = None
-    batches = batches_from(parts.loader, parts.order, state.step)
-    path = parts.folder.trace_path(parts.mesh.rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    active = schedule(wait=0, warmup=PROFILER_WARMUP, active=steps, repeat=1)
-    with state.timed("profile"), profile(schedule=active) as profiler:
-        for _ in range(PROFILER_WARMUP + steps):
-            _, batch = next(batches)
-            parts.train_step.run(place_batch(batch, parts.axes, parts.device))
-            profiler.step()
-        profiler.export_chrome_trace(str(path))  # compressed, as its name ends in .gz
