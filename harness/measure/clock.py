@@ -143,7 +143,8 @@ class StepClock:
 
     def stop(self) -> SegmentTimes:
         """End the segment, wait for the device, and return the times of the segment's steps."""
-        are_phases_timed, self.times_phases = self.times_phases, False
+        are_phases_timed = self.times_phases
+        self.times_phases = False
         self.running = False
         if self._is_cuda:
             torch.cuda.synchronize()
@@ -151,18 +152,22 @@ class StepClock:
         is_step_end = codes == STEP_END
         # What follows the last end of a step, as another optimizer's may, belongs to none.
         last_end = np.flatnonzero(is_step_end)[-1]
+        codes = codes[:last_end]
+        is_step_end = is_step_end[:last_end]
         seconds = self._seconds_between(self._timestamps[: last_end + 1])
-        step_index = np.cumsum(is_step_end[:last_end]) - 1
-        entered = np.where(is_step_end, Phase.data_wait, codes)[:last_end]
-        phases = np.zeros((len(Phase), step_index[-1] + 1))
+        step_index = np.cumsum(is_step_end) - 1
+        entered = np.where(is_step_end, Phase.data_wait, codes)
+        phases = np.zeros((len(Phase), is_step_end.sum()))
         # A step may enter a phase several times. `np.add.at` adds all its parts, where an
         # assignment by index would keep only the last.
         np.add.at(phases, (entered, step_index), seconds)
         steps = phases.sum(axis=0)
+        by_name = {}
         for phase in Phase:
-            if not are_phases_timed or not (entered == phase).any():
+            if not are_phases_timed or phase not in entered:
                 phases[phase] = np.nan
-        return SegmentTimes(steps, {phase.name: phases[phase] for phase in Phase})
+            by_name[phase.name] = phases[phase]
+        return SegmentTimes(steps, by_name)
 
     def _record_event(self) -> torch.cuda.Event:
         """Return an event that the stream will reach after the work that is enqueued now."""
@@ -201,6 +206,7 @@ def mark_gradient_wait(loss: Tensor, clock: StepClock) -> None:
     loss.register_hook(queue_callback)  # type: ignore[no-untyped-call]
 
 
+@dataclass
 class ShardCollective:
     """A collective as FSDP2 calls it: with buffers that it allocates, by names of arguments.
 
@@ -209,13 +215,12 @@ class ShardCollective:
     mean nothing.
     """
 
-    def __init__(self, collective: Callable[..., Any], clock: StepClock | None = None) -> None:
-        self.collective = collective
-        self.clock = clock
+    collective: Callable[..., Any]
+    clock: StepClock | None
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int], **options: Any) -> Tensor:
         """Return a buffer for the collective."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        return torch.empty(*size, **options)
 
     def __call__(self, **named: Any) -> Any:
         """Call the collective, and count its time."""

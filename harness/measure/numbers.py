@@ -7,6 +7,7 @@ rather than zero.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,16 @@ def trial_numbers(record: Record, ranks: Ranks, window: Window | None) -> dict[s
     numbers |= _wall_time(record)
     if window.mask.sum() < MIN_WINDOW_STEPS:
         return numbers
-    numbers |= _speed(ranks, window.mask, samples_per_step(ranks, record.trial.cell))
+    samples = samples_per_step(ranks, record.trial.cell)
+    numbers |= _speed(ranks, window.mask, samples)
     numbers |= _phase_shares(ranks, window.phases)
-    rate, power = numbers.get(RATES["samples/s"]), numbers.get("gpu_power_w")
-    if rate is not None and report.tokens_per_sample is not None:
+    if samples is None:
+        return numbers
+    rate = numbers[RATES["samples/s"]]
+    if report.tokens_per_sample is not None:
         numbers["throughput_tokens_per_s"] = rate * report.tokens_per_sample
-    if rate is not None and power is not None:
-        numbers["joules_per_sample"] = len(ranks) * power / rate
+    if "gpu_power_w" in numbers:
+        numbers["joules_per_sample"] = len(ranks) * numbers["gpu_power_w"] / rate
     return numbers
 
 
@@ -64,8 +68,10 @@ def samples_per_step(ranks: Ranks, cell: Cell) -> float | None:
         return cell.axes.batch_size
     total = 0.0
     for rank in ranks:
-        total += rank.samples_per_step or math.nan
-    return None if math.isnan(total) else total
+        if not rank.samples_per_step:
+            return None
+        total += rank.samples_per_step
+    return total
 
 
 def slowest_rank_seconds(ranks: Ranks, mask: Mask) -> list[float]:
@@ -80,11 +86,10 @@ def slowest_rank_seconds(ranks: Ranks, mask: Mask) -> list[float]:
 
 def straggler_notes(ranks: Ranks, window: Window | None) -> list[str]:
     """Return a line that names the slowest rank, none where the others hardly wait for it."""
-    slowest = None if window is None else _slowest_rank(ranks, window.phases)
-    if slowest is None:
+    if window is None:
         return []
-    rank, skew = slowest
-    if skew <= STRAGGLER_SKEW:
+    rank, skew = _slowest_rank(ranks, window.phases)
+    if skew is None or skew <= STRAGGLER_SKEW:
         return []
     waiting = f"straggler: the other ranks wait {skew:.0%} of their time for"
     return [f"{waiting} rank {rank.rank} on {rank.host}"]
@@ -119,26 +124,27 @@ def _phase_shares(ranks: Ranks, mask: Mask) -> dict[str, float]:
     for name in ranks[0].step_phases:
         seconds = _phase_seconds(ranks, mask, name)
         numbers[f"{name}_share"] = float(seconds.sum() / total)
-    slowest = _slowest_rank(ranks, mask)
-    if slowest is not None:
-        _, numbers["skew"] = slowest
+    _, skew = _slowest_rank(ranks, mask)
+    if skew is not None:
+        numbers["skew"] = skew
     return numbers
 
 
-def _slowest_rank(ranks: Ranks, mask: Mask) -> tuple[RankResult, float] | None:
+def _slowest_rank(ranks: Ranks, mask: Mask) -> tuple[RankResult, float | None]:
     """Return the rank that the others waited for, and the mean share of its time that another waited.
 
     Ranks wait for each other while they communicate, so all of them take equally long. The slowest is
-    the one that spends the most time on anything else. None of one rank, and where communication can't
-    be told apart.
+    the one that spends the most time on anything else. The share is None of one rank, and where
+    communication can't be told apart.
     """
     is_known = "communication" in ranks[0].step_phases and mask.any()
     if len(ranks) == 1 or not is_known:
-        return None
+        return ranks[0], None
     total = step_seconds(ranks)[:, mask].sum(axis=1)
     busy = total - _phase_seconds(ranks, mask, "communication")
     index = int(busy.argmax())
-    waited = busy[index] - np.delete(busy, index).mean()
+    of_others = np.delete(busy, index)
+    waited = busy[index] - of_others.mean()
     return ranks[index], float(waited / total.max())
 
 
@@ -150,11 +156,12 @@ def _phase_seconds(ranks: Ranks, mask: Mask, name: str) -> Numbers:
 
 def _learned(report: Rank0Report, ranks: Ranks, *, was_interrupted: bool) -> dict[str, float]:
     """Return the losses and metrics, and how long a trial with a rule for stopping took to them."""
-    numbers: dict[str, float] = {}
+    numbers = {}
     final_loss = float(mean_loss(ranks)[-1])
     if not math.isnan(final_loss):  # a script may not have reported it
         numbers["final_loss"] = final_loss
-    best, target = report.best_evaluation, report.target.name
+    best = report.best_evaluation
+    target = report.target.name
     if best is None:
         return numbers
     last = report.evaluations[-1]
@@ -181,7 +188,8 @@ def _wall_time(record: Record) -> dict[str, float]:
     for failure in reversed(record.previous_failures):
         if failure.kind == "Invalid":  # the trial began anew
             break
-        wall += failure.at - (failure.began_at or failure.at)
+        if failure.began_at:
+            wall += failure.at - failure.began_at
     # Each phase is that of the rank that was in it longest.
     trained = record.phases.get("warmup", 0.0) + record.phases.get("train", 0.0)
     return {"wall_s": wall, "ettr": min(1.0, trained / wall)}
@@ -192,10 +200,13 @@ def _over_ranks(ranks: Ranks) -> dict[str, float]:
 
     Absent unless every rank has it: the unknown one might be the largest.
     """
-    of_ranks = [rank.numbers | telemetry_numbers(rank.telemetry) for rank in ranks]
-    numbers: dict[str, float] = {}
-    for name in of_ranks[0] if of_ranks else ():
-        values = [of_rank[name] for of_rank in of_ranks if name in of_rank]
+    values_by_name = defaultdict(list)
+    for rank in ranks:
+        of_rank = rank.numbers | telemetry_numbers(rank.telemetry)
+        for name, value in of_rank.items():
+            values_by_name[name].append(value)
+    numbers = {}
+    for name, values in values_by_name.items():
         if len(values) == len(ranks):
             numbers[name] = _statistic(name, values)
     return numbers
@@ -208,8 +219,9 @@ def telemetry_numbers(telemetry: Telemetry) -> dict[str, float]:
         numbers["cpu_steal"] = telemetry.shares["cpu_steal"]
     clock = telemetry.readings.get("gpu_sm_clock_mhz")
     if clock is not None:
-        numbers["gpu_sm_clock_lowest_mhz"] = float(np.nanmin(clock))
-        numbers["gpu_sm_clock_highest_mhz"] = float(np.nanmax(clock))
+        for end in ("lowest", "highest"):
+            name = f"gpu_sm_clock_{end}_mhz"
+            numbers[name] = _statistic(name, clock)
     return numbers
 
 

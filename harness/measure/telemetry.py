@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import pynvml
 import torch
 
 from harness.core.errors import one_line
-from harness.records.record import Numbers, Telemetry
+from harness.records.record import Telemetry
 
 SAMPLE_INTERVAL = 1.0  # seconds
 # Seconds of segments below which the kernel's clock ticks, usually of 10 ms, are too coarse for shares.
@@ -52,7 +53,8 @@ def foreign_processes(gpu: Any) -> int | None:
     In a container, NVML may list the process ids of the host's namespace, or none. This process
     computes on the GPU: if its own id is not listed, the others cannot be trusted either.
     """
-    pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    pids = {process.pid for process in processes}
     if os.getpid() not in pids:
         return None
     return sum(map(is_foreign, pids))
@@ -78,6 +80,7 @@ SENSORS: Mapping[str, Callable[[Any], float | None]] = {
 }
 
 
+@dataclass(eq=False)
 class TelemetrySampler:
     """The telemetry of one trial at one rank. As a context manager, it samples in its block.
 
@@ -85,17 +88,17 @@ class TelemetrySampler:
     training: it is absent, and the rank's log has the first error of its kind.
     """
 
-    def __init__(self, device: torch.device, *, warmup: int, cores: Sequence[int] = ()) -> None:
-        """Prepare to sample; `cores` are the trial's, none for all.
+    device: torch.device
+    warmup: int
+    cores: Sequence[int] = ()  # of the trial; none for all
 
-        Without NVML there are no readings of a GPU.
-        """
-        self.cores, self.warmup = cores, warmup
+    def __post_init__(self) -> None:
+        """Prepare to sample. Without NVML there are no readings of a GPU."""
         self._ended = threading.Event()
         self._failed: set[str] = set()  # readings that have raised
         self._sensors: dict[str, Callable[[], Any]] = {"load_per_core": load_per_core}
-        if device.type == "cuda":
-            gpu = self._attempt("gpu", partial(_open_gpu, device))
+        if self.device.type == "cuda":
+            gpu = self._attempt("gpu", partial(_open_gpu, self.device))
             if gpu is not None:
                 for name, read in SENSORS.items():
                     self._sensors[name] = partial(read, gpu)
@@ -117,28 +120,25 @@ class TelemetrySampler:
     def begin_segment(self) -> None:
         """Begin a segment of nothing but training."""
         if self._steps_begun >= self.warmup:
-            self._segment = self._read_counters()
+            self._segment = core_seconds(self.cores)
 
     def end_segment(self, steps: int) -> None:
         """End the segment, which has trained for `steps` steps."""
         self._steps_begun += steps
         before, self._segment = self._segment, None
         if before is not None:
-            self._spent.update(self._read_counters())
+            self._spent.update(core_seconds(self.cores))
             self._spent.subtract(before)
 
     def report(self) -> Telemetry:
         """Return all that was measured so far."""
         samples = list(self._samples)
-        readings: dict[str, Numbers] = {}
-        for name in sorted(set().union(*samples)):
+        names = set().union(*samples)
+        readings = {}
+        for name in sorted(names):
             values = [sample.get(name, np.nan) for sample in samples]
             readings[name] = np.array(values, dtype=np.float32)
         return Telemetry(readings=readings, shares=core_shares(self._spent))
-
-    def _read_counters(self) -> dict[str, float]:
-        read = partial(core_seconds, self.cores)
-        return self._attempt("host counters", read) or {}
 
     def _watch(self) -> None:
         """Take samples during segments, in the thread; drop one if its segment ends before it is done."""
@@ -178,28 +178,30 @@ def core_seconds(cores: Sequence[int] = ()) -> dict[str, float]:
     in another lane, does not slow this one.
     """
     of_core = psutil.cpu_times(percpu=True)
-    busy = []  # seconds in which each core ran something of this host; that of guests is of users already
-    for times in of_core:
-        busy.append(times.user + times.nice + times.system + times.irq + times.softirq)
-    of_workers = 0.0  # of the loader
-    for child in multiprocessing.active_children():
+    of_host = 0.0  # in which a core ran something of this host; that of guests is of users already
+    for core in cores or range(len(of_core)):
+        times = of_core[core]
+        of_host += times.user + times.nice + times.system + times.irq + times.softirq
+    of_process = sum(os.times()[:4])  # with that of children that have ended
+    for child in multiprocessing.active_children():  # of the loader
         with suppress(psutil.Error):  # it has just ended
             worker = psutil.Process(child.pid).cpu_times()
-            of_workers += worker.user + worker.system
+            of_process += worker.user + worker.system
     wall = time.perf_counter()
     seconds = {
         "wall": wall,
         "all cores": wall * len(of_core),
         # Cores had work, and the hypervisor ran other machines instead.
         "stolen": sum(times.steal for times in of_core),
-        "host": sum(busy[core] for core in cores or range(len(busy))),
-        "process": sum(os.times()[:4]) + of_workers,  # with that of children that have ended
+        "host": of_host,
+        "process": of_process,
     }
     with suppress(OSError):  # a kernel without this counter
-        # Nanoseconds on a core, nanoseconds in a queue for one, times on a core: of the main thread,
-        # which trains.
-        schedule = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
-        seconds["waited"] = int(schedule[1]) / 1e9
+        # Of the main thread, which trains: nanoseconds on a core, nanoseconds in a queue for one, times on
+        # a core.
+        schedule = Path("/proc/self/schedstat").read_text(encoding="ascii")
+        _, in_queue, _ = schedule.split()
+        seconds["waited"] = int(in_queue) / 1e9
     return seconds
 
 

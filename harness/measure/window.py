@@ -68,18 +68,22 @@ def measured_window(ranks: Ranks, cell: Cell) -> Window:
     seconds = step_seconds(ranks).max(axis=0)
     count = len(seconds)
     is_timed = ~np.isin(np.arange(count), first.refilled_steps)
-    has_phases = np.zeros(count, dtype=bool)
+    has_phases = np.zeros_like(is_timed)
     for series in first.step_phases.values():
         has_phases |= np.isfinite(series)
     has_phases &= is_timed
     if has_phases.sum() < count / 2:
         is_timed &= ~has_phases
     timed_before = np.append(0, np.cumsum(is_timed))  # each step
-    resumed_at = [timed_before[interruption.step] for interruption in first.interruptions]
-    is_searched = not cell.workload.is_script
-    window = find_window(seconds[is_timed], cell.warmup, resumed_at, is_searched=is_searched)
+    window = find_window(
+        seconds[is_timed],
+        cell.warmup,
+        resumed_at=[timed_before[interruption.step] for interruption in first.interruptions],
+        is_searched=not cell.workload.is_script,
+    )
     # A step that is not timed is in the part of the trial that the next one is in that is.
-    is_measured = np.append(window.mask, False)[timed_before[:-1]]
+    of_timed = np.append(window.mask, False)
+    is_measured = of_timed[timed_before[:-1]]
     return Window(is_measured & is_timed, window.settled, is_measured & has_phases)
 
 
@@ -93,19 +97,23 @@ def find_window(
     short to decide on may be warm-up throughout, and counts only if all attempts are that short.
     Without `is_searched` all that follows the warm-up is in it, and settled if all of it is steady.
     """
-    parts = []  # of attempts: the first steady step, the end, and whether it became steady
+    is_steady = np.zeros(len(seconds), dtype=bool)
+    is_undecided = np.zeros_like(is_steady)
+    decided = []  # whether each attempt became steady, of those that it can be told of
     for start, end in itertools.pairwise([0, *resumed_at, len(seconds)]):
         first = min(warmup, end - start)
-        first_steady, is_steady = find_steady(seconds[start:end], first)
+        first_steady, has_settled = find_steady(seconds[start:end], first)
         if not is_searched and first_steady > first:
-            first_steady, is_steady = first, False
-        parts.append((start + first_steady, end, is_steady))
-    decided = [is_steady for _, _, is_steady in parts if is_steady is not None]
-    mask = np.zeros(len(seconds), dtype=bool)
-    for first_steady, end, is_steady in parts:
-        mask[first_steady:end] = is_steady is not None or not decided
-    settled = all(decided) if decided else None
-    return Window(mask, settled, phases=mask)
+            first_steady = first
+            has_settled = False
+        if has_settled is None:
+            is_undecided[start + first_steady : end] = True
+        else:
+            is_steady[start + first_steady : end] = True
+            decided.append(has_settled)
+    if not decided:
+        return Window(is_undecided, None, phases=is_undecided)
+    return Window(is_steady, all(decided), phases=is_steady)
 
 
 def find_steady(seconds: Numbers, start: int = 0) -> tuple[int, bool | None]:
@@ -124,23 +132,25 @@ def find_steady(seconds: Numbers, start: int = 0) -> tuple[int, bool | None]:
     if bins < MIN_BINS:
         return start, None
     # The bins end with the last step. Steps that fill no bin are left out at the beginning.
-    binned = seconds[len(seconds) - bins * bin_steps :].reshape(bins, bin_steps)
-    medians = np.median(binned, axis=1)
-    starts, means = _levels(np.log(np.maximum(medians, 1e-9)))
-    level = len(starts) - 1
-    tolerance = math.log1p(EQUIVALENT)
-    while level > 0 and abs(means[level - 1] - means[-1]) <= tolerance:
-        level -= 1
-    steady_bins = bins - starts[level]
+    newest = seconds[-bins * bin_steps :]
+    medians = np.median(newest.reshape(bins, bin_steps), axis=1)
+    levels = _levels(np.log(np.maximum(medians, 1e-9)))
+    _, last_mean = levels[0]
+    first_steady = bins
+    for level_start, mean in levels:
+        if abs(mean - last_mean) > math.log1p(EQUIVALENT):
+            break
+        first_steady = level_start
+    steady_bins = bins - first_steady
     if steady_bins < max(MIN_BINS, MIN_STEADY_SHARE * bins):
         return start, None if steps < MIN_STEPS_TO_SETTLE else False
-    if level == 0:
+    if first_steady == 0:
         return start, True
     return len(seconds) - steady_bins * bin_steps, True
 
 
-def _levels(values: Numbers) -> tuple[list[int], list[float]]:
-    """Return where each level starts, and its mean.
+def _levels(values: Numbers) -> list[tuple[int, float]]:
+    """Return where each level starts, and its mean, the last level first.
 
     The cut minimizes the sum of squared errors around the levels' means plus a penalty for each
     level. Optimal partitioning (Jackson et al. 2005, doi:10.1109/LSP.2001.838216) finds the minimum
@@ -154,9 +164,9 @@ def _levels(values: Numbers) -> tuple[list[int], list[float]]:
     """
     count = len(values)
     # Prefix sums give every E(s, t) = sum of squares - (sum)^2 / (t - s) in constant time.
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    squares = np.concatenate([[0.0], np.cumsum(values**2)])
-    typical_difference = float(np.median(np.abs(np.diff(values))))
+    sums = np.append(0.0, np.cumsum(values))
+    squares = np.append(0.0, np.cumsum(values**2))
+    typical_difference = np.median(np.abs(np.diff(values)))
     noise = max(NOISE_FLOOR, typical_difference / MEDIAN_DIFFERENCE)
     penalty = 3 * noise**2 * math.log(count)
     least_cost = np.zeros(count + 1)
@@ -170,13 +180,11 @@ def _levels(values: Numbers) -> tuple[list[int], list[float]]:
         cost = least_cost[start] + error + penalty
         best_start[end] = int(np.argmin(cost))
         least_cost[end] = cost[best_start[end]]
-    starts: list[int] = []
+    levels = []
     end = count
     while end > 0:
-        starts.append(int(best_start[end]))
-        end = starts[-1]
-    starts.reverse()
-    means = []
-    for first, end in itertools.pairwise([*starts, count]):
-        means.append(float(values[first:end].mean()))
-    return starts, means
+        first = int(best_start[end])
+        mean = float(values[first:end].mean())
+        levels.append((first, mean))
+        end = first
+    return levels

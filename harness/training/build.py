@@ -125,18 +125,9 @@ class TrialParts:
             seed_everything(seed, mesh.rank)
             workload_state(workload)  # it raises for a state that no checkpoint can have
             # Iterated once an epoch: yields the batches from where `order` is to the end of its epoch.
-            self.loader = make_loader(
-                self.splits.train,
-                self.order,
-                axes,
-                seed=seed,
-                device=device,
-            )
-            self.telemetry = TelemetrySampler(
-                device,
-                warmup=cell.warmup,
-                cores=self.assignment.lane.cores,
-            )
+            self.loader = make_loader(self.splits.train, self.order, axes, seed=seed, device=device)
+            cores = self.assignment.lane.cores
+            self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
 
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,6 @@ from harness.training.state import TrainingState
 
 # The cache folders of Inductor and Triton; both variables are read when compiling begins.
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-FIRST_COMPILATION = ("0", "")  # of a frame, as torch numbers them
 RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in eager mode
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,26 +57,27 @@ def shared_cache() -> Path:
     return cache_folder() / "compile" / digest[:16]
 
 
+@dataclass
 class Compiler:
-    """Compiles a model, and counts what is compiled in this process; for eager, it does nothing.
+    """Compiles a model, and counts what is compiled in this process; for eager, it does nothing."""
 
-    `cold_cache` is a folder that only this rank uses. If the axes ask for a cold cache, it is emptied
-    and used instead of the one that all trials share. While it compiles, `state` says that the rank
-    is in no step.
-    """
+    axes: Axes
+    cold_cache: (
+        Path  # a folder of this rank's own, emptied and used if the axes ask for a cold cache
+    )
+    state: TrainingState  # says that the rank is in no step while it compiles
+    seconds: float = 0.0  # spent compiling, so far
+    recompiles: int = 0
 
-    def __init__(self, axes: Axes, cold_cache: Path, state: TrainingState) -> None:
-        self.axes = axes
-        self.seconds = 0.0  # spent compiling, so far
-        self.recompiles = 0
+    def __post_init__(self) -> None:
+        """Have torch use the cache, and report what it compiles."""
         self._compile_start = 0.0
-        self._state = state
         self._was_in_step = False  # when the compilation started
-        self._is_eager = axes.execution == "eager"
+        self._is_eager = self.axes.execution == "eager"
         if self._is_eager:
             return
-        shutil.rmtree(cold_cache, ignore_errors=True)
-        folder = cold_cache if axes.cache == "cold" else shared_cache()
+        shutil.rmtree(self.cold_cache, ignore_errors=True)
+        folder = self.cold_cache if self.axes.cache == "cold" else shared_cache()
         make_private_folder(folder)
         for variable in CACHE_VARIABLES:
             os.environ[variable] = str(folder.absolute())
@@ -98,18 +98,19 @@ class Compiler:
     def _on_compile_start(self, compilation: Any) -> None:
         """Note when a compilation starts, and whether its code has been compiled before."""
         self._compile_start = time.perf_counter()
-        self._was_in_step, self._state.in_step = self._state.in_step, False
-        # An id ends in /N for compilation N of a frame: all but the frame's first recompile.
+        self._was_in_step = self.state.in_step
+        self.state.in_step = False
+        # An id ends in /N for compilation N of a frame; the first has 0 or nothing.
         _, _, number = compilation.compile_id.rpartition("/")
         # Parts of a compilation, such as Triton's, report themselves too and are not counted.
         is_dynamo = compilation.callback_trigger.name == "DYNAMO"
-        if is_dynamo and number not in FIRST_COMPILATION:
+        if is_dynamo and number not in ("0", ""):
             self.recompiles += 1
 
     def _on_compile_end(self, compilation: Any) -> None:
         """Add the seconds of the compilation that has ended."""
         self.seconds += time.perf_counter() - self._compile_start
-        self._state.in_step = self._was_in_step
+        self.state.in_step = self._was_in_step
 
     def account(self) -> dict[str, float]:
         """Return the numbers of compilations so far, by their names; none for eager.

@@ -43,10 +43,7 @@ def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimize
     if implementation != "recipe":
         # A new object, because an optimizer checks its implementation when it is made.
         # A loop over tensors has neither flag.
-        flags = {
-            "foreach": implementation == "foreach",
-            "fused": implementation == "fused",
-        }
+        flags = {name: name == implementation for name in ("foreach", "fused")}
         for group in optimizer.param_groups:
             group |= flags
         optimizer_class: Any = type(optimizer)
@@ -112,8 +109,7 @@ def simulate_rates(
         schedule = workload.schedule(simulated, steps)
         for _ in range(min(steps, SIMULATED_STEPS)):
             for group, group_rates in zip(simulated.param_groups, rates, strict=True):
-                rate = float(group["lr"])
-                group_rates.append(rate)
+                group_rates.append(float(group["lr"]))
             if schedule is not None:
                 schedule.step()
     return rates

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,21 +64,19 @@ def stop_is_requested() -> bool:
     return SIGNAL in signal.sigpending()
 
 
+@dataclass
 class ProgressFile:
     """The trial's progress file, which rank 0 writes."""
 
-    def __init__(self, folder: TrialFolder, total_steps: int | None, rank: int) -> None:
-        self._path = folder.progress_path
-        # What reports say until it is replaced: first how many steps there are, which a script may decide itself.
-        self._facts: dict[str, Any] = {"steps": total_steps}
-        self._is_writer = rank == 0
+    folder: TrialFolder
+    rank: int
+    facts: dict[str, Any]  # that each report repeats, with what the reports before it have added
 
     def report(self, phase: str, step: int, **facts: Any) -> None:
         """Report that `phase` begins or continues after `step` optimizer steps, and what is new of it."""
-        self._facts |= {"phase": phase, "step": step, "at": time.time()}
-        self._facts |= facts
-        if self._is_writer:
-            _replace(self._path, self._facts)
+        self.facts |= {"phase": phase, "step": step, "at": time.time(), **facts}
+        if self.rank == 0:
+            _replace(self.folder.progress_path, self.facts)
 
 
 @contextmanager

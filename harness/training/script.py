@@ -90,7 +90,8 @@ class ScriptObserver:
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:
             self.target = TargetMetric(**asdict(cell.workload.target))
-        self.progress = ProgressFile(self.folder, self.length, self.ranks.rank)
+        # A script may decide itself how many steps there are.
+        self.progress = ProgressFile(self.folder, self.ranks.rank, {"steps": self.length})
         # Of the script, once it has stepped. If a model were its last owner, torch could wait for ever:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
@@ -143,8 +144,7 @@ class ScriptObserver:
 
     def on_report(self, loss: Any, samples: int | None, metrics: Mapping[str, Any]) -> None:
         """Keep what the script reports; the target metric makes an evaluation of the newest values."""
-        step = self.state.step
-        target = self.target.name
+        step, target = self.state.step, self.target.name
         if samples is not None and samples < 0:
             raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
         self.reports.add(step, loss, samples)
@@ -220,8 +220,7 @@ class ScriptObserver:
 
     def _end_segment(self) -> None:
         """End the segment and keep its numbers, those of its steps without pauses."""
-        state = self.state
-        start = self._segment_start
+        state, start = self.state, self._segment_start
         times = self.clock.stop()
         self.telemetry.end_segment(state.step - start)
         pauses = self.pauses.lengthening(times.steps)
@@ -231,8 +230,7 @@ class ScriptObserver:
         state.add_steps({"loss": losses, "seconds": times.steps})
         state.add_seconds("train", segment.seconds)
         state.add_seconds("evaluate", float(pauses.sum()))
-        unit = "steps/s"
-        rate = segment.steps / segment.seconds
+        rate, unit = segment.steps / segment.seconds, "steps/s"
         if self.samples_per_step is not None:
             unit = "samples/s"
             rate *= self.samples_per_step * self.ranks.world_size
@@ -255,8 +253,7 @@ class ScriptObserver:
     def check(self) -> None:
         """Raise NotApplied for a script that did not train as its cell says, NonFiniteLoss for NaN."""
         uses = self.cell.workload.uses
-        steps = self.state.step
-        count = self.ranks.world_size
+        steps, count = self.state.step, self.ranks.world_size
         if not steps:
             raise NotApplied(
                 f"{uses} ended without a step of an optimizer of torch.optim; needed: one or more"
@@ -321,10 +318,8 @@ def observe(observer: ScriptObserver) -> Iterator[None]:
         stack.enter_context(observer.telemetry)
         # In a step that the script compiles, Dynamo would trace the hooks, and fail at the clock.
         hide: Any = torch.compiler.disable
-        before = register_optimizer_step_pre_hook(hide(observer.before_step))
-        after = register_optimizer_step_post_hook(hide(observer.after_step))
-        stack.callback(before.remove)
-        stack.callback(after.remove)
+        stack.callback(register_optimizer_step_pre_hook(hide(observer.before_step)).remove)
+        stack.callback(register_optimizer_step_post_hook(hide(observer.after_step)).remove)
         watch(observer.pauses, observer.loaded, observer.reports, stack)
         stack.enter_context(listening(observer.on_report))
         yield
@@ -386,8 +381,7 @@ def execute(assignment: Assignment, folder: TrialFolder) -> None:
 def script_arguments(assignment: Assignment, folder: TrialFolder) -> list[str]:
     """Return the arguments of the script, with the values of their placeholders as Python prints them."""
     trial = assignment.trial
-    reference = trial.cell.workload
-    axes = trial.cell.axes
+    reference, axes = trial.cell.workload, trial.cell.axes
     values = {
         **axes.values,
         "rank_batch_size": axes.batch_size // axes.world_size,

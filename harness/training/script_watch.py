@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -99,13 +100,15 @@ class Pauses:
     def lengthening(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return by how many seconds the newest steps, which took `steps`, are longer for a pause."""
         pauses = np.asarray(self._of_steps)
-        usual = float(np.median(pauses))
+        usual = np.median(pauses)
         newest = pauses[-len(steps) :]
-        excess = np.where(newest > PAUSE_RATIO * usual, newest - usual, 0.0)
+        excess: NDArray[np.float64] = newest - usual
+        excess[newest <= PAUSE_RATIO * usual] = 0.0
         # The clock of a GPU may see less of a pause than the host.
         return np.minimum(excess, steps)
 
 
+@dataclass
 class LoadedSamples:
     """The samples that torch's loaders yield for training.
 
@@ -117,18 +120,18 @@ class LoadedSamples:
     loader has yielded for the step.
     """
 
-    def __init__(self, pauses: Pauses, reports: Reports) -> None:
-        self.total = 0.0  # NaN after a batch whose size can't be told
-        self._pauses, self._reports = pauses, reports
-        # The sizes of batches that the script has now, and whether it got them in a pause.
-        self._open: dict[Loader, tuple[float, bool]] = {}
-        # The sizes of batches by loader, the latest loader last.
-        self._pending: dict[Loader, list[float]] = {}
+    pauses: Pauses
+    reports: Reports
+    total: float = 0.0  # NaN after a batch whose size can't be told
+    # The sizes of batches that the script has now, and whether it got them in a pause.
+    _open: dict[Loader, tuple[float, bool]] = field(default_factory=dict)
+    # The sizes of batches by loader, the latest loader last.
+    _pending: dict[Loader, list[float]] = field(default_factory=dict)
 
     def count(self, loader: Loader, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, and count those that are not used in a pause."""
         for batch in batches:
-            self._open[loader] = batch_samples(batch), self._pauses.is_paused
+            self._open[loader] = batch_samples(batch), self.pauses.is_paused
             try:
                 yield batch
             finally:
@@ -137,8 +140,8 @@ class LoadedSamples:
     def _close(self, loader: Loader) -> None:
         """Add the batch that the script has of a loader to those of the step, unless it is of a pause."""
         size, is_late = self._open.pop(loader, (None, True))  # none where a step has counted it
-        had_backward = self._reports.has_backward and not is_late  # before the pause
-        if size is not None and (had_backward or not self._pauses.is_paused):
+        had_backward = self.reports.has_backward and not is_late  # before the pause
+        if size is not None and (had_backward or not self.pauses.is_paused):
             self._pending[loader] = [*self._pending.pop(loader, []), size]
 
     def end_step(self) -> None:

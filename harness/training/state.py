@@ -64,8 +64,7 @@ class TrainingState(msgspec.Struct):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain values, without the numbers of each step."""
-        content: dict[str, Any] = msgspec.to_builtins(replace(self, series={}))
-        return content
+        return dict(msgspec.to_builtins(replace(self, series={})))
 
     def resume_from(self, content: Mapping[str, Any], rows: Series) -> None:
         """Take over what `to_dict` returned in an earlier attempt, and `rows`, shape (steps, COLUMNS).

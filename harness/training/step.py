@@ -121,8 +121,7 @@ class TrainStep:
             all_gather_single(gathered, weights, group=dist.group.WORLD)
         # By micro-step, then by rank: the order of `reduction: tree`, whose bits must not depend on
         # the number of ranks.
-        by_micro_step = gathered.view(ranks, -1).T
-        return weights / by_micro_step.flatten().mean()
+        return weights / gathered.view(ranks, -1).T.flatten().mean()
 
     def accumulate(self, batch: Batch) -> Tensor:
         """Leave the mean gradients of the global batch in the parameters.
@@ -135,16 +134,14 @@ class TrainStep:
             return self.micro_step(batch, number=0, divisor=1)
         losses = []
         for number, micro_batch in enumerate(self.micro_batches(batch)):
-            is_last = number == parts - 1
-            with self.strategy.gradient_sync(is_last):
+            with self.strategy.gradient_sync(is_last=number == parts - 1):
                 loss = self.micro_step(micro_batch, number, divisor=parts)
             losses.append(loss)
         return torch.stack(losses).mean()
 
     def micro_batches(self, batch: Batch) -> Iterator[Batch]:
         """Yield the equal parts that a batch is cut into, in its order."""
-        parts = self.axes.grad_accum_steps
-        chunks = [tensor.chunk(parts) for tensor in batch]
+        chunks = [tensor.chunk(self.axes.grad_accum_steps) for tensor in batch]
         yield from zip(*chunks, strict=True)
 
     def micro_step(self, batch: Batch, number: int, divisor: int) -> Tensor:
@@ -204,8 +201,7 @@ class TreeStep(TrainStep):
         """
         losses: list[Tensor] = []
         micro_steps = self.axes.grad_accum_steps
-        leaves = self._gradients(batch, losses)
-        total = sum_tree(leaves, micro_steps)
+        total = sum_tree(self._gradients(batch, losses), micro_steps)
         count = float(micro_steps * self.mesh.world_size)  # of the micro-batches of all ranks
         for parameter, gradient in zip(self.model.parameters(), total, strict=True):
             if gradient is not None:
@@ -227,8 +223,7 @@ class TreeStep(TrainStep):
             seed_generators(seed, self.device)
             if number == 1:
                 buffers = [buffer.clone() for buffer in model.buffers()]
-            loss = self.micro_step(micro_batch, number, divisor=1)
-            losses.append(loss)
+            losses.append(self.micro_step(micro_batch, number, divisor=1))
             if number > 0:
                 for buffer, of_first in zip(model.buffers(), buffers, strict=True):
                     buffer.copy_(of_first)

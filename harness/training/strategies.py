@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ MAX_DIGEST = 2**62 - 1
 REDUCE_DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+@dataclass(eq=False)
 class Strategy:
     """One way to train a model on all ranks of a trial. One object per rank and trial.
 
@@ -50,13 +52,11 @@ class Strategy:
     # and backwards are computed before a checkpoint of later steps is loaded, and their gradients dropped.
     arranging_steps = 0
 
-    def __init__(self, axes: Axes, mesh: Ranks, clock: StepClock) -> None:
-        """Communication that would otherwise count as forward or backward is reported to `clock`."""
-        self.axes = axes
-        self.mesh = mesh
-        self.clock = clock
-        # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
-        self.tree: TreeCollective | None = None
+    axes: Axes
+    mesh: Ranks
+    clock: StepClock  # gets communication that would otherwise count as forward or backward
+    # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
+    tree: TreeCollective | None = field(default=None, init=False)
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Return the module that training steps call: `model`, wrapped and compiled.
@@ -218,9 +218,7 @@ class FSDP2(Strategy):
             param_dtype=torch.bfloat16 if axes.precision == "bf16:fsdp2" else None,
             reduce_dtype=REDUCE_DTYPES[axes.fsdp_reduce_dtype],
         )
-        offload = OffloadPolicy()
-        if axes.fsdp_cpu_offload:
-            offload = CPUOffloadPolicy()
+        offload = CPUOffloadPolicy() if axes.fsdp_cpu_offload else OffloadPolicy()
         for module in self._sharded:
             fully_shard(
                 module,
@@ -282,8 +280,7 @@ class TreeCollective:
         self.calls += 1
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        of_ranks = received.view(group.size(), -1)
-        output_tensor.copy_(sum_rows(of_ranks))
+        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
 
     def all_reduce(self, group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
         """Return a future that is done, with the sum of all ranks' buckets of DDP.
@@ -294,8 +291,7 @@ class TreeCollective:
         flat = bucket.buffer()
         gathered = flat.new_empty(group.size() * len(flat))
         all_gather_single(gathered, flat, group=group)
-        of_ranks = gathered.view(group.size(), -1)
-        flat.copy_(sum_rows(of_ranks))
+        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
         devices = [flat.device] if flat.is_cuda else None
         future: Future[Tensor] = Future(devices=devices)
         future.set_result(flat)

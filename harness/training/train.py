@@ -99,7 +99,7 @@ class Trainer:
         parts = self.parts
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
-        self.progress = ProgressFile(parts.folder, parts.total_steps, parts.mesh.rank)
+        self.progress = ProgressFile(parts.folder, parts.mesh.rank, {"steps": parts.total_steps})
         self.steps_per_epoch = parts.order.steps
         self.steps_between_evaluations = cell.evaluate.in_steps(self.steps_per_epoch)
         self.checkpointer = Checkpointer(parts)
@@ -119,8 +119,7 @@ class Trainer:
         `until` is the trial's last step unless given. Raises NonFiniteLoss, NotApplied,
         Interrupted, and whatever the workload raises.
         """
-        parts = self.parts
-        state = self.state
+        parts, state = self.parts, self.state
         last_step = until or parts.total_steps
         if not self._all_ranks_continue():
             self._interrupt()
@@ -193,10 +192,8 @@ class Trainer:
         The timed region is from `clock.start()` to `clock.stop()`, both of which wait for the
         device.
         """
-        parts = self.parts
-        state = self.state
-        axes = parts.axes
-        device = parts.device
+        parts, state = self.parts, self.state
+        axes, device = parts.axes, parts.device
         clock = parts.train_step.clock
         train_step = parts.train_step.run
         observe = parts.train_step.observe
@@ -236,8 +233,7 @@ class Trainer:
         segment, and whether a rank was asked to stop. Raises NonFiniteLoss, NotApplied and
         Interrupted.
         """
-        parts = self.parts
-        state = self.state
+        parts, state = self.parts, self.state
         self._keep_numbers(segment)
         # These raise NotApplied for a setting that did nothing, such as torch.compile without a graph.
         state.compiled = parts.compiler.account()
@@ -261,13 +257,10 @@ class Trainer:
         if not all_continue:
             self._interrupt()
         has_saved = self.checkpointer.on_agreement(agreed, state)
-        self.progress.report(
-            "train",
-            state.step,
-            rate=steps_per_second * parts.axes.batch_size,
-            loss=float(segment.losses[-1]),
-            slowest=self._longest_segment,
-        )
+        loss = float(segment.losses[-1])
+        rate = steps_per_second * parts.axes.batch_size
+        slowest = self._longest_segment
+        self.progress.report("train", state.step, rate=rate, loss=loss, slowest=slowest)
         return has_saved
 
     def _earliest_bad_loss(self, segment: Segment) -> int:
@@ -306,8 +299,7 @@ class Trainer:
         If the best model is kept and this is the best so far, save it. Raises NonFiniteLoss for a
         metric that is NaN or infinite, NotApplied and Interrupted.
         """
-        parts = self.parts
-        state = self.state
+        parts, state = self.parts, self.state
         splits = parts.splits
         self.progress.report("evaluate", state.step)
         started_at = time.time()

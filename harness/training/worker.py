@@ -95,8 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):  # its log may be what the disk does not take
             traceback.print_exc()
         exit_code = error.exit_code if isinstance(error, Interrupted) else 1
-        failure = _describe(error, ranks, folder)
-        result = replace(entered, **state.result(), failure=failure)
+        result = _failed(error, folder, ranks, entered, state)
     try:
         # Not flushed: after a loss of power the trial runs again, and only its record must last.
         write_rank_result(folder.result_path(ranks.rank), result)
@@ -130,8 +129,7 @@ def train(
         with parts.telemetry:
             trainer.run()
         if ranks.local_rank == 0:  # again, as training may have read them at any time
-            files_read = files_by_setting(workload.options, workload.data)
-            check_files(reference, files_read)
+            check_files(reference, files_by_setting(workload.options, workload.data))
         result = _result(trainer, entered)
         if assignment.profile:
             trace_steps(parts, state, assignment.profile)  # its seconds are in `phases` too
@@ -148,8 +146,7 @@ def _end_when_asked(
     """
     signal.sigwait({SIGNAL})
     error = Interrupted(f"stopped after step {state.step}; the next attempt starts from step 0")
-    failure = _describe(error, ranks, folder)
-    result = replace(entered, **state.result(), failure=failure)
+    result = _failed(error, folder, ranks, entered, state)
     with suppress(StorageError):
         write_rank_result(folder.result_path(ranks.rank), result)
     end_process(error.exit_code)
@@ -175,8 +172,7 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         return result
     stop: StopOutcome | None = None
     if trainer.stop_rule is not None:
-        reason = trainer.stop_reason or "length"
-        stop = StopOutcome(reason=reason, step=state.step)
+        stop = StopOutcome(reason=trainer.stop_reason or "length", step=state.step)
     tokens = parts.workload.tokens_per_sample()
     report = Rank0Report(
         target=parts.target,
@@ -190,12 +186,17 @@ def _result(trainer: Trainer, entered: RankResult) -> RankResult:
         training_began_at=state.training_began_at,
         test_samples=len(parts.splits.test),
     )
-    environment = environment_of(parts.assignment)
-    return replace(result, rank0=report, environment=environment)
+    return replace(result, rank0=report, environment=environment_of(parts.assignment))
 
 
-def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failure:
-    """Return the record's description of the error that ended this rank.
+def _failed(
+    error: BaseException,
+    folder: TrialFolder,
+    ranks: Ranks,
+    entered: RankResult,
+    state: TrainingState,
+) -> RankResult:
+    """Return the result of a rank that an error has ended.
 
     A user's mistake keeps its message whole. A loss that is not finite names the rank that had it
     first, whichever rank reports it.
@@ -212,7 +213,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
             kind = known
     if not isinstance(error, HarnessError):
         message = one_line(message)
-    return Failure(
+    failure = Failure(
         kind=kind,
         message=message,
         rank=error.rank if isinstance(error, NonFiniteLoss) else ranks.rank,
@@ -220,6 +221,7 @@ def _describe(error: BaseException, ranks: Ranks, folder: TrialFolder) -> Failur
         traceback=trace[-TRACEBACK_CHARACTERS:],
         at=time.time(),
     )
+    return replace(entered, **state.result(), failure=failure)
 
 
 def _redirect_output(path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_disk_that_refuses_reports_ends_no_trial(
 
     monkeypatch.setattr(progress, "write_atomically", refuse_twice)
     trial = TrialFolder(tmp_path)
-    progress.ProgressFile(trial, 20, rank=0).report("train", 1)
+    progress.ProgressFile(trial, 0, {"steps": 20}).report("train", 1)
     assert not trial.progress_path.exists()
     with beating(trial, monkeypatch):
         wait_until(lambda: bool(list(read_heartbeats(trial.heartbeat_folder))), 10)

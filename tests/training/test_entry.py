@@ -9,9 +9,11 @@ import torch
 
 from harness.core.errors import NotApplied
 from harness.core.paths import TrialFolder
+from harness.records.record import RankResult
 from harness.sweep.axes import Variables
 from harness.training import entry
-from harness.training.worker import _describe
+from harness.training.state import TrainingState
+from harness.training.worker import _failed
 from tests.support.training import SINGLE_RANK
 
 
@@ -52,6 +54,9 @@ def test_any_file_that_cannot_be_opened_is_a_failure_with_its_error(
     """Python names files by bytes and by numbers, too."""
     with pytest.raises(OSError, match=r"No such file|Bad file") as raised:
         open(name)  # noqa: PTH123, SIM115 - a Path is no bytes
-    failure = _describe(raised.value, SINGLE_RANK, TrialFolder(tmp_path))
+    entered = RankResult(rank=0, host="", entered_at=0.0)
+    folder = TrialFolder(tmp_path)
+    failure = _failed(raised.value, folder, SINGLE_RANK, entered, TrainingState()).failure
+    assert failure is not None
     assert failure.kind in ("FileNotFoundError", "OSError")
     assert failure.message.startswith("[Errno ")
