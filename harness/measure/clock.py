@@ -144,16 +144,14 @@ class StepClock:
     def stop(self) -> SegmentTimes:
         """End the segment, wait for the device, and return the times of the segment's steps."""
         are_phases_timed = self.times_phases
-        self.times_phases = False
-        self.running = False
+        self.times_phases = self.running = False
         if self._is_cuda:
             torch.cuda.synchronize()
         codes = np.asarray(self._codes)
-        is_step_end = codes == STEP_END
         # What follows the last end of a step, as another optimizer's may, belongs to none.
-        last_end = np.flatnonzero(is_step_end)[-1]
+        last_end = np.flatnonzero(codes == STEP_END)[-1]
         codes = codes[:last_end]
-        is_step_end = is_step_end[:last_end]
+        is_step_end = codes == STEP_END
         seconds = self._seconds_between(self._timestamps[: last_end + 1])
         step_index = np.cumsum(is_step_end) - 1
         entered = np.where(is_step_end, Phase.data_wait, codes)
@@ -162,12 +160,10 @@ class StepClock:
         # assignment by index would keep only the last.
         np.add.at(phases, (entered, step_index), seconds)
         steps = phases.sum(axis=0)
-        by_name = {}
         for phase in Phase:
             if not are_phases_timed or phase not in entered:
                 phases[phase] = np.nan
-            by_name[phase.name] = phases[phase]
-        return SegmentTimes(steps, by_name)
+        return SegmentTimes(steps, {phase.name: phases[phase] for phase in Phase})
 
     def _record_event(self) -> torch.cuda.Event:
         """Return an event that the stream will reach after the work that is enqueued now."""

@@ -49,12 +49,10 @@ def trial_numbers(record: Record, ranks: Ranks, window: Window | None) -> dict[s
     samples = samples_per_step(ranks, record.trial.cell)
     numbers |= _speed(ranks, window.mask, samples)
     numbers |= _phase_shares(ranks, window.phases)
-    if samples is None:
-        return numbers
-    rate = numbers[RATES["samples/s"]]
-    if report.tokens_per_sample is not None:
+    rate = numbers.get(RATES["samples/s"])
+    if rate is not None and report.tokens_per_sample is not None:
         numbers["throughput_tokens_per_s"] = rate * report.tokens_per_sample
-    if "gpu_power_w" in numbers:
+    if rate is not None and "gpu_power_w" in numbers:
         numbers["joules_per_sample"] = len(ranks) * numbers["gpu_power_w"] / rate
     return numbers
 
@@ -66,12 +64,9 @@ def samples_per_step(ranks: Ranks, cell: Cell) -> float | None:
     """
     if not cell.workload.is_script:
         return cell.axes.batch_size
-    total = 0.0
-    for rank in ranks:
-        if not rank.samples_per_step:
-            return None
-        total += rank.samples_per_step
-    return total
+    counts = [rank.samples_per_step or math.nan for rank in ranks]
+    total = sum(counts)
+    return None if math.isnan(total) else total
 
 
 def slowest_rank_seconds(ranks: Ranks, mask: Mask) -> list[float]:
@@ -143,8 +138,7 @@ def _slowest_rank(ranks: Ranks, mask: Mask) -> tuple[RankResult, float | None]:
     total = step_seconds(ranks)[:, mask].sum(axis=1)
     busy = total - _phase_seconds(ranks, mask, "communication")
     index = int(busy.argmax())
-    of_others = np.delete(busy, index)
-    waited = busy[index] - of_others.mean()
+    waited = busy[index] - np.delete(busy, index).mean()
     return ranks[index], float(waited / total.max())
 
 
@@ -160,8 +154,7 @@ def _learned(report: Rank0Report, ranks: Ranks, *, was_interrupted: bool) -> dic
     final_loss = float(mean_loss(ranks)[-1])
     if not math.isnan(final_loss):  # a script may not have reported it
         numbers["final_loss"] = final_loss
-    best = report.best_evaluation
-    target = report.target.name
+    best, target = report.best_evaluation, report.target.name
     if best is None:
         return numbers
     last = report.evaluations[-1]

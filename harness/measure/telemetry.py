@@ -53,8 +53,7 @@ def foreign_processes(gpu: Any) -> int | None:
     In a container, NVML may list the process ids of the host's namespace, or none. This process
     computes on the GPU: if its own id is not listed, the others cannot be trusted either.
     """
-    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
-    pids = {process.pid for process in processes}
+    pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
     if os.getpid() not in pids:
         return None
     return sum(map(is_foreign, pids))
@@ -133,9 +132,8 @@ class TelemetrySampler:
     def report(self) -> Telemetry:
         """Return all that was measured so far."""
         samples = list(self._samples)
-        names = set().union(*samples)
         readings = {}
-        for name in sorted(names):
+        for name in sorted(set().union(*samples)):
             values = [sample.get(name, np.nan) for sample in samples]
             readings[name] = np.array(values, dtype=np.float32)
         return Telemetry(readings=readings, shares=core_shares(self._spent))
@@ -199,8 +197,7 @@ def core_seconds(cores: Sequence[int] = ()) -> dict[str, float]:
     with suppress(OSError):  # a kernel without this counter
         # Of the main thread, which trains: nanoseconds on a core, nanoseconds in a queue for one, times on
         # a core.
-        schedule = Path("/proc/self/schedstat").read_text(encoding="ascii")
-        _, in_queue, _ = schedule.split()
+        _, in_queue, _ = Path("/proc/self/schedstat").read_text(encoding="ascii").split()
         seconds["waited"] = int(in_queue) / 1e9
     return seconds
 

@@ -75,15 +75,11 @@ def measured_window(ranks: Ranks, cell: Cell) -> Window:
     if has_phases.sum() < count / 2:
         is_timed &= ~has_phases
     timed_before = np.append(0, np.cumsum(is_timed))  # each step
-    window = find_window(
-        seconds[is_timed],
-        cell.warmup,
-        resumed_at=[timed_before[interruption.step] for interruption in first.interruptions],
-        is_searched=not cell.workload.is_script,
-    )
+    resumed_at = [timed_before[interruption.step] for interruption in first.interruptions]
+    is_searched = not cell.workload.is_script
+    window = find_window(seconds[is_timed], cell.warmup, resumed_at, is_searched=is_searched)
     # A step that is not timed is in the part of the trial that the next one is in that is.
-    of_timed = np.append(window.mask, False)
-    is_measured = of_timed[timed_before[:-1]]
+    is_measured = np.append(window.mask, False)[timed_before[:-1]]
     return Window(is_measured & is_timed, window.settled, is_measured & has_phases)
 
 
@@ -104,8 +100,7 @@ def find_window(
         first = min(warmup, end - start)
         first_steady, has_settled = find_steady(seconds[start:end], first)
         if not is_searched and first_steady > first:
-            first_steady = first
-            has_settled = False
+            first_steady, has_settled = first, False
         if has_settled is None:
             is_undecided[start + first_steady : end] = True
         else:
