@@ -420,7 +420,7 @@ def load_splits(workload: Workload) -> Splits:
         train = sorted(set(range(count)).difference(drawn))
         test = DatasetSamples(splits, collate, sorted(drawn))
         return Splits(DatasetSamples(splits, collate, train), test)
-    adapted: dict[str, Samples] = {}
+    adapted = {}
     for name, samples in vars(splits).items():
         if samples is not None and not hasattr(samples, "batch"):
             rows = range(_length_of(samples))

@@ -197,7 +197,7 @@ def _workload_in(module: ModuleType, name: str, location: str) -> type[Workload]
     """
     from workloads.base import Workload, missing_methods
 
-    classes: dict[str, type[Workload]] = {}
+    classes = {}
     for key, value in vars(module).items():
         if isinstance(value, type) and issubclass(value, Workload):
             classes[key] = value

@@ -86,7 +86,7 @@ def find_code(location: str, base: Path) -> CodeSource | None:
         except ImportError:
             return None
         file = Path(finder.modules[location].__file__)
-    files: dict[str, Path] = {}
+    files = {}
     for module in finder.modules.values():
         if module.__file__:
             path = Path(module.__file__)

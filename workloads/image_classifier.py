@@ -52,7 +52,7 @@ def load_images(data: ImageData) -> dict[str, TensorSamples]:
     splits = data.split()
     trained, _ = zip(*splits["train"], strict=True)
     table = _normalization_table(pixels[list(trained)])
-    samples: dict[str, TensorSamples] = {}
+    samples = {}
     for name, rows in splits.items():
         numbers, labels = zip(*rows, strict=True)
         images = torch.from_numpy(table[pixels[list(numbers)]])
@@ -78,7 +78,7 @@ def _normalization_table(pixels: Pixels) -> NDArray[np.float32]:
 
 def _load_idx(data: Idx) -> Pixels:
     """Read the images to train on, then those to test on, from their IDX files."""
-    parts: list[Pixels] = []
+    parts = []
     for path in data.files()[::2]:
         (count, height, width), content = read_idx(path, 3)
         images = np.frombuffer(content, np.uint8)

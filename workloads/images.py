@@ -57,7 +57,7 @@ class Idx(Labeled):
 
     def files(self) -> list[Path]:
         """Return the images and the labels to train on, then those to test on; gzipped or not."""
-        files: list[Path] = []
+        files = []
         for split in ("train", "t10k"):
             for kind in ("images-idx3", "labels-idx1"):
                 path = self.path / f"{split}-{kind}-ubyte"

@@ -91,7 +91,7 @@ def make_importable(folder: Path) -> None:
 
 def user_files() -> dict[str, Path]:
     """Return the files of users' modules that were imported, by the path below their folder."""
-    paths: dict[str, Path] = {}
+    paths = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         folder = _user_folder_of(file)

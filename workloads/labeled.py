@@ -93,7 +93,7 @@ def stratified(
     for index, (_, label) in enumerate(rows):
         indices_by_label[label].append(index)
     rng = random.Random(seed)
-    held_out: set[int] = set()
+    held_out = set()
     for label in sorted(indices_by_label):
         of_label = indices_by_label[label]
         wanted = max(1, round(share * len(of_label)))

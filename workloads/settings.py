@@ -57,7 +57,7 @@ class Settings:
 
         One that does not exist is among them too.
         """
-        files: dict[Path, None] = {}  # an ordered set
+        files = {}  # an ordered set
         for path in self.paths().values():
             of_path = _files_below(path) if path.is_dir() else [path]
             files.update(dict.fromkeys(of_path))
@@ -68,7 +68,7 @@ class Settings:
 
         Together with the digests of `files()` they decide what a workload computes.
         """
-        values: dict[str, Any] = {}
+        values = {}
         for name, value in self._values().items():
             if not isinstance(value, Path):
                 values[name] = map_paths(value, lambda path: None)
@@ -130,7 +130,7 @@ def _files_below(folder: Path, above: frozenset[Path] = frozenset()) -> list[Pat
     real = folder.resolve()
     if real in above:
         return []
-    files: list[Path] = []
+    files = []
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             files += _files_below(path, above | {real})

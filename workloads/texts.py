@@ -55,7 +55,7 @@ def read_rows(path: Path, text_column: str, label_column: str) -> list[Row]:
 
     Spaces around labels are removed, empty lines are skipped. Raises ValueError and OSError.
     """
-    rows: list[Row] = []
+    rows = []
     csv.field_size_limit(2**31 - 1)  # by default 131,072 characters
     with io.TextIOWrapper(io.BytesIO(read_bytes(path)), "utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)

@@ -121,7 +121,7 @@ def tickets(rows: int, seed: int) -> list[tuple[str, str]]:
     classes = sorted(REQUESTS)
     labels = [classes[i % len(classes)] for i in range(rows)]
     rng.shuffle(labels)
-    generated: list[tuple[str, str]] = []
+    generated = []
     for label in labels:
         topic = label
         if rng.random() < MISLABELED_SHARE:

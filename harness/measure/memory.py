@@ -69,7 +69,7 @@ class PeakMemory:
         Where the kernel's peak cannot be reset and has not grown, `resident` is the peak of the
         process's whole life, and `training` is absent because nothing is known since.
         """
-        memory: dict[str, int] = {}
+        memory = {}
         now = _resident_bytes()
         if "VmHWM" in now:
             memory["resident"] = now["VmHWM"]
@@ -85,7 +85,7 @@ class PeakMemory:
 
 def _resident_bytes() -> dict[str, int]:
     """Return VmHWM, VmRSS and RssFile of this process in bytes, as far as the kernel reports them."""
-    sizes: dict[str, int] = {}
+    sizes = {}
     with suppress(OSError):
         for line in (SELF / "status").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")

@@ -7,7 +7,6 @@ rather than zero.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -64,8 +63,7 @@ def samples_per_step(ranks: Ranks, cell: Cell) -> float | None:
     """
     if not cell.workload.is_script:
         return cell.axes.batch_size
-    counts = [rank.samples_per_step or math.nan for rank in ranks]
-    total = sum(counts)
+    total = sum(rank.samples_per_step or math.nan for rank in ranks)
     return None if math.isnan(total) else total
 
 
@@ -181,8 +179,7 @@ def _wall_time(record: Record) -> dict[str, float]:
     for failure in reversed(record.previous_failures):
         if failure.kind == "Invalid":  # the trial began anew
             break
-        if failure.began_at:
-            wall += failure.at - failure.began_at
+        wall += failure.at - (failure.began_at or failure.at)
     # Each phase is that of the rank that was in it longest.
     trained = record.phases.get("warmup", 0.0) + record.phases.get("train", 0.0)
     return {"wall_s": wall, "ettr": min(1.0, trained / wall)}
@@ -193,13 +190,10 @@ def _over_ranks(ranks: Ranks) -> dict[str, float]:
 
     Absent unless every rank has it: the unknown one might be the largest.
     """
-    values_by_name = defaultdict(list)
-    for rank in ranks:
-        of_rank = rank.numbers | telemetry_numbers(rank.telemetry)
-        for name, value in of_rank.items():
-            values_by_name[name].append(value)
+    of_ranks = [rank.numbers | telemetry_numbers(rank.telemetry) for rank in ranks]
     numbers = {}
-    for name, values in values_by_name.items():
+    for name in of_ranks[0] if of_ranks else ():
+        values = [of_rank[name] for of_rank in of_ranks if name in of_rank]
         if len(values) == len(ranks):
             numbers[name] = _statistic(name, values)
     return numbers

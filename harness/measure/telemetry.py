@@ -87,12 +87,11 @@ class TelemetrySampler:
     training: it is absent, and the rank's log has the first error of its kind.
     """
 
-    device: torch.device
+    device: torch.device  # without NVML there are no readings of a GPU
     warmup: int
     cores: Sequence[int] = ()  # of the trial; none for all
 
     def __post_init__(self) -> None:
-        """Prepare to sample. Without NVML there are no readings of a GPU."""
         self._ended = threading.Event()
         self._failed: set[str] = set()  # readings that have raised
         self._sensors: dict[str, Callable[[], Any]] = {"load_per_core": load_per_core}

@@ -23,7 +23,7 @@ def violations(
 
     What could not be read violates no rule.
     """
-    lines: list[str] = []
+    lines = []
     for result in ranks:
         rank = f"rank {result.rank} on {result.host}"
         found = telemetry_numbers(result.telemetry)

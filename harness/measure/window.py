@@ -93,22 +93,20 @@ def find_window(
     short to decide on may be warm-up throughout, and counts only if all attempts are that short.
     Without `is_searched` all that follows the warm-up is in it, and settled if all of it is steady.
     """
-    is_steady = np.zeros(len(seconds), dtype=bool)
-    is_undecided = np.zeros_like(is_steady)
-    decided = []  # whether each attempt became steady, of those that it can be told of
+    parts = []  # of attempts: the steps to measure, and whether they became steady
     for start, end in itertools.pairwise([0, *resumed_at, len(seconds)]):
         first = min(warmup, end - start)
         first_steady, has_settled = find_steady(seconds[start:end], first)
         if not is_searched and first_steady > first:
             first_steady, has_settled = first, False
-        if has_settled is None:
-            is_undecided[start + first_steady : end] = True
-        else:
-            is_steady[start + first_steady : end] = True
-            decided.append(has_settled)
-    if not decided:
-        return Window(is_undecided, None, phases=is_undecided)
-    return Window(is_steady, all(decided), phases=is_steady)
+        steps = slice(start + first_steady, end)
+        parts.append((steps, has_settled))
+    decided = [has_settled for _, has_settled in parts if has_settled is not None]
+    mask = np.zeros(len(seconds), dtype=bool)
+    for steps, has_settled in parts:
+        mask[steps] = has_settled is not None or not decided
+    settled = all(decided) if decided else None
+    return Window(mask, settled, phases=mask)
 
 
 def find_steady(seconds: Numbers, start: int = 0) -> tuple[int, bool | None]:

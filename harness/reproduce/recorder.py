@@ -55,7 +55,6 @@ class Recorder(Hooks):
     path: Path  # of the trace; next to it are the values if `recording` asks for them
 
     def __post_init__(self) -> None:
-        """Open the file."""
         self._file = self.path.open("wb")
         self._values: dict[str, Tensor] = {}
         self._step = 0  # that is under way, counted from 1
@@ -67,16 +66,14 @@ class Recorder(Hooks):
 
     def __exit__(self, *_: object) -> None:
         for evaluation in self.state.evaluations:
-            self._step = evaluation.step
-            self._micro_step = AFTER_MICRO_STEPS
+            self._step, self._micro_step = evaluation.step, AFTER_MICRO_STEPS
             metrics = []
             for name, value in evaluation.all_metrics.items():
                 metrics.append((name, torch.tensor(value, dtype=torch.float64)))
             self._write("evaluation", metrics)
         self._file.close()
         if self.recording.values:
-            path = values_path(self.path.parent, self.parts.mesh.rank)
-            save_file(self._values, path)
+            save_file(self._values, values_path(self.path.parent, self.parts.mesh.rank))
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
@@ -97,17 +94,14 @@ class Recorder(Hooks):
     def _observe(self, moment: str, micro_step: int, value: Any) -> None:
         """Write the values of a moment of a training step, see `harness.training.step.Observer`."""
         parts = self.parts
-        model = parts.model
-        optimizer = parts.optimizer
+        model, optimizer = parts.model, parts.optimizer
         match moment:
             case "indices":
-                self._step = parts.train_step.step + 1
-                self._micro_step = 1
+                self._step, self._micro_step = parts.train_step.step + 1, 1
                 self._write("parameters", model.named_parameters())
                 if parts.mesh.rank == 0:  # DDP's other ranks get its buffers in the forward
                     self._write("buffers before", model.named_buffers())
-                indices = torch.tensor(value)
-                self._write("samples", [("sample ids", indices)])
+                self._write("samples", [("sample ids", torch.tensor(value))])
             case "batch":
                 self._micro_step = micro_step + 1
                 self._local_gradients.clear()
@@ -128,14 +122,12 @@ class Recorder(Hooks):
             case "after_step":
                 if type(parts.workload).after_step is not Workload.after_step:
                     self._write("after_step", model.named_parameters())
-                own_state = workload_state(parts.workload)
-                self._write("workload state", named_tensors(own_state))
+                self._write("workload state", named_tensors(workload_state(parts.workload)))
                 self._file.flush()
 
     def _on_local_gradient(self, name: str, gradient: Tensor) -> None:
         """Digest a gradient of the backward under way."""
-        mark = self._mark("backward", name, gradient)
-        self._local_gradients.append(mark)
+        self._local_gradients.append(self._mark("backward", name, gradient))
 
     def _write(self, phase: str, tensors: Named) -> None:
         """Write the marks of a moment; sharded tensors are gathered, one at a time, as they may not fit."""
@@ -154,8 +146,7 @@ class Recorder(Hooks):
             name, digest = combine(digests)
             kept = [replace(kept[0], name=name, digest=digest)]
         for mark in kept:
-            line = encode(mark)
-            self._file.write(line.encode())
+            self._file.write(encode(mark).encode())
 
     def _mark(self, phase: str, name: str, tensor: Tensor) -> Mark:
         """Return the mark of a tensor at this moment, and keep the tensor if that is asked for."""

@@ -62,7 +62,6 @@ class TrialParts:
     state: InitVar[TrainingState]
 
     def __post_init__(self, state: TrainingState) -> None:
-        """Build all that a rank trains with."""
         workload = self.workload
         mesh = self.mesh
         self.device = device = mesh.device
@@ -181,7 +180,7 @@ def _flops_per_sample(parts: TrialParts) -> float | None:
     try:
         with generators_kept(parts.device):
             batch = parts.micro_batch()
-            memo: dict[int, object] = {}  # which deepcopy takes for copied
+            memo = {}  # which deepcopy takes for copied
             for value in [*parts.model.parameters(), *vars(parts.workload).values()]:
                 if isinstance(value, DATA):
                     memo[id(value)] = value

@@ -49,14 +49,9 @@ def joined(
     may_use_gpu = assignment.device != "cpu" and torch.cuda.is_available()
     prepare_environment(axes, on_gpu=may_use_gpu)  # before a library that reads it begins
     device = choose_device(assignment.device, ranks, assignment.lane.gpus)
-    group = process_group(
-        ranks,
-        device,
-        needed=axes.strategy != "single",
-        timeout=timeout,
-        offloads=axes.fsdp_cpu_offload,
-    )
-    with group:
+    needed = axes.strategy != "single"
+    offloads = axes.fsdp_cpu_offload
+    with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
         yield assignment, replace(ranks, device=device)
 
 

@@ -70,7 +70,6 @@ class Compiler:
     recompiles: int = 0
 
     def __post_init__(self) -> None:
-        """Have torch use the cache, and report what it compiles."""
         self._compile_start = 0.0
         self._was_in_step = False  # when the compilation started
         self._is_eager = self.axes.execution == "eager"
@@ -173,7 +172,7 @@ def computed_in(dtype: torch.dtype, loss: Tensor) -> bool:
     one node in it, of which can be seen what goes in, what comes out, and what is saved for
     backward.
     """
-    visited: set[Any] = set()
+    visited = set()
     pending: list[Any] = [loss.grad_fn]
     while pending:
         node = pending.pop()

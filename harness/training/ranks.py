@@ -226,7 +226,7 @@ def gather(value: Any) -> list[Any]:
     """
     if not dist.is_initialized():
         return [value]
-    values: list[Any] = []
+    values = []
     if dist.get_rank() == 0:
         values = [None] * dist.get_world_size()
     dist.gather_object(value, values or None)

@@ -72,7 +72,6 @@ class ScriptObserver:
     state: TrainingState
 
     def __post_init__(self) -> None:
-        """Prepare to watch."""
         self.hooks = Hooks()  # between the segments; a gate sets its own
         self.cell = cell = self.assignment.trial.cell
         self.length = cell.length.steps
@@ -155,13 +154,9 @@ class ScriptObserver:
         if not math.isfinite(self.metrics[target]):
             problem = f"the script reported {target}={self.metrics[target]} after step {step}"
             raise NonFiniteLoss(problem, rank=self.ranks.rank)
-        evaluation = Evaluation(
-            step=step,
-            # No record can hold another number.
-            metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
-            seconds=None,
-            started_at=time.time(),
-        )
+        # No record can hold another number.
+        newest = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        evaluation = Evaluation(step=step, metrics=newest, seconds=None, started_at=time.time())
         self.state.evaluations.append(evaluation)
 
     # Steps
@@ -245,8 +240,7 @@ class ScriptObserver:
         if self.clock.running and state.step > self._segment_start:
             self._end_segment()
         # Of the last step of a segment it may have been reported after that.
-        losses = self.reports.mean_losses(0, state.step)
-        state.series["loss"] = losses.tolist()
+        state.series["loss"] = self.reports.mean_losses(0, state.step).tolist()
 
     # Results
 
@@ -354,8 +348,7 @@ def execute(assignment: Assignment, folder: TrialFolder) -> None:
     base = Path(assignment.base_folder).absolute()
     check_code(reference, base)
     if reference.code is not None:
-        files = named_files(reference.arguments or (), reference.options, base)
-        check_files(reference, files)
+        check_files(reference, named_files(reference.arguments or (), reference.options, base))
     path = base / Path(reference.uses).expanduser()
     folder_of_imports = path.parent if reference.module is None else base
     make_importable(base)

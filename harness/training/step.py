@@ -47,7 +47,6 @@ class TrainStep:
     total_steps: int
 
     def __post_init__(self, compiler: Compiler) -> None:
-        """Prepare the model for the strategy, and make its optimizer."""
         workload = self.workload
         self.axes = axes = self.strategy.axes
         self.mesh = self.strategy.mesh

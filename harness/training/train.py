@@ -27,7 +27,7 @@ from harness.training.build import TrialParts
 from harness.training.checkpoint import Checkpointer, save_best
 from harness.training.loader import Fetched
 from harness.training.model import place_batch, undisturbed
-from harness.training.order import BatchOrder, Indices, add_to_digest
+from harness.training.order import BatchOrder, add_to_digest
 from harness.training.progress import SIGNAL, ProgressFile, stop_is_requested
 from harness.training.ranks import all_reduce_min, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
@@ -95,7 +95,6 @@ class Trainer:
     hooks: Hooks = field(default_factory=Hooks)
 
     def __post_init__(self) -> None:
-        """Resume from the newest checkpoint, if there is one."""
         parts = self.parts
         cell = parts.assignment.trial.cell
         self.stop_rule = cell.stop
@@ -200,13 +199,12 @@ class Trainer:
         # Else there is nothing to do, and no mark of the clock for it.
         must_place = device.type != "cpu" or axes.channels_last or axes.precision == "fp64"
         start_step = state.step
-        steps_left = parts.total_steps - start_step
-        losses: list[Tensor] = []
-        trained_on: list[Indices] = []
+        losses = []
+        trained_on = []
         parts.train_step.step = start_step
         parts.telemetry.begin_segment()
         state.in_step = observe is observe_nothing  # of others nobody knows how long they take
-        clock.start(segments_left=steps_left / self.segment_steps)
+        clock.start(segments_left=(parts.total_steps - start_step) / self.segment_steps)
         for _ in range(start_step, stop):
             indices, batch = next(batches)
             observe("indices", 0, indices)
@@ -259,8 +257,9 @@ class Trainer:
         has_saved = self.checkpointer.on_agreement(agreed, state)
         loss = float(segment.losses[-1])
         rate = steps_per_second * parts.axes.batch_size
-        slowest = self._longest_segment
-        self.progress.report("train", state.step, rate=rate, loss=loss, slowest=slowest)
+        self.progress.report(
+            "train", state.step, rate=rate, loss=loss, slowest=self._longest_segment
+        )
         return has_saved
 
     def _earliest_bad_loss(self, segment: Segment) -> int:
@@ -374,8 +373,7 @@ class Trainer:
                 f"evaluate() returned {len(rows)} rows for {len(indices)} samples of rank {mesh.rank};"
                 " needed: one row per sample"
             )
-        _, *row_shape = rows.shape
-        in_order = rows.new_empty((count, *row_shape))
+        in_order = rows.new_empty((count, *rows.shape[1:]))
         for rank, share in enumerate(gather(rows)):  # at rank 0 alone
             in_order[rank :: mesh.world_size] = share
         return in_order
@@ -395,7 +393,7 @@ class Trainer:
         problem = ""
         has_trained = state.step > self.checkpointer.resumed_at
         if has_trained and not self.checkpointer.save(state, interrupted_by=SIGNAL.name):
-            problem = "; ".join(["", *state.unsaved[-1:]])
+            problem = "".join(f"; {line}" for line in state.unsaved[-1:])
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         all_reduce_min(0)
         raise Interrupted(f"stopped after step {state.step} of {self.parts.total_steps}{problem}")
@@ -415,8 +413,7 @@ def find_stop_reason(
     score = metric.score(best.deciding[metric.name])
     if rule.goal is not None and score >= metric.score(rule.goal):
         return "goal"
-    up_to_best = evaluations.index(best) + 1
-    evaluations_since = len(evaluations) - up_to_best
+    evaluations_since = len(evaluations) - 1 - evaluations.index(best)
     if rule.patience is not None and evaluations_since >= rule.patience:
         return "patience"
     return None
