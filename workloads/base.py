@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -73,6 +74,7 @@ def _take_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor[rows]
 
 
+@dataclass(eq=False)
 class StreamSamples:
     """Samples that can only be read one after the other, such as the lines of a file.
 
@@ -84,22 +86,14 @@ class StreamSamples:
     # The harness draws no order for them.
     in_order: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        read: Callable[[int], Iterator[Any]],
-        length: int,
-        collate: Callable[[Sequence[Any]], Batch],
-    ) -> None:
-        """Take `length` samples from each stream that `read(seed)` opens.
+    # Opens the stream, given the seed of the trial and the epoch. A stream that shuffles must draw from it, so
+    # that every rank and every loader worker has the same order.
+    read: Callable[[int], Iterator[Any]]
+    length: int  # samples that are taken from each stream
+    # Makes a batch of some samples, of whatever width they need.
+    collate: Callable[[Sequence[Any]], Batch]
 
-        The seed is that of the trial and the epoch. A stream that shuffles must draw from it, so that every
-        rank and every loader worker has the same order.
-
-        `collate` makes a batch of some samples, of whatever width they need.
-        """
-        self._read = read
-        self._length = length
-        self._collate = collate
+    def __post_init__(self) -> None:
         self._stream: Iterator[Any] | None = None
         self._position = 0  # of the next sample in the stream
         self._seed = 0  # of the epoch
@@ -111,32 +105,32 @@ class StreamSamples:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have pickle leave out the open stream, which is no state of a training."""
-        return type(self), (self._read, self._length, self._collate)
+        return type(self), (self.read, self.length, self.collate)
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples at `indices`; those before them are read, and dropped."""
-        return self._collate([self._sample(index) for index in indices])
+        return self.collate([self._sample(index) for index in indices])
 
     def _sample(self, index: int) -> Any:
         """Return one sample; raises ValueError for a stream that ends before it."""
         if self._stream is None or index < self._position:
-            self._stream, self._position = iter(self._read(self._seed)), 0
+            self._stream, self._position = iter(self.read(self._seed)), 0
         for sample in self._stream:
             self._position += 1
             if self._position == index + 1:
                 return sample
-        raise ValueError(f"stream: found {self._position} samples; needed: {self._length}")
+        raise ValueError(f"stream: found {self._position} samples; needed: {self.length}")
 
 
 @dataclass(frozen=True)
 class Splits:
     """The samples to train on and the samples to test on.
 
-    Choices, such as when to stop and which parameters are the best, are made on the validation set
-    if there is one. Otherwise the test set makes them, and its figures are somewhat too good.
+    Which parameters are the best is decided on the validation set if there is one, otherwise on the test
+    set, whose figures are somewhat too good then. A rule that stops trials needs a validation set.
     """
 
     train: Samples
@@ -306,10 +300,12 @@ def missing_methods(workload_class: type[Workload]) -> list[str]:
     missing = set(workload_class.__abstractmethods__)
     if workload_class.loss is Workload.loss:
         missing.add("loss")
-    pair = {"evaluate", "metrics"}
-    own = {name for name in pair if getattr(workload_class, name) is not getattr(Workload, name)}
-    if len(own) == 1:
-        missing |= pair - own
+    has_evaluate = workload_class.evaluate is not Workload.evaluate
+    has_metrics = workload_class.metrics is not Workload.metrics
+    if has_metrics and not has_evaluate:
+        missing.add("evaluate")
+    if has_evaluate and not has_metrics:
+        missing.add("metrics")
     return sorted(missing)
 
 
@@ -330,27 +326,26 @@ class Classifier(Workload):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch, a scalar."""
         logits = self.logits(model, batch)
-        return nn.functional.cross_entropy(logits, batch[-1])
+        return cross_entropy(logits, batch[-1])
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return cross-entropy, predicted class and label of each sample, shape (samples, 3)."""
-        logits, labels = self.logits(model, batch), batch[-1]
+        labels = batch[-1]
+        logits = self.logits(model, batch)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
-        predicted = logits.argmax(1)
-        return torch.stack([losses.double(), predicted.double(), labels.double()], dim=1)
+        losses = cross_entropy(logits, labels, reduction="none")
+        columns = (losses, logits.argmax(1), labels)
+        return torch.stack([column.double() for column in columns], dim=1)
 
     def metrics(self, rows: Tensor) -> dict[str, float]:
         """Return accuracy, macro-F1 and the mean cross-entropy."""
         # Those that cross-entropy ignores count for nothing.
-        rows = rows[rows[:, 2] != IGNORED_LABEL]
-        losses = rows[:, 0]
-        predicted = rows[:, 1].long()
-        labels = rows[:, 2].long()
+        counted = rows[rows[:, 2] != IGNORED_LABEL]
+        losses, predicted, labels = counted.unbind(1)
         is_correct = predicted == labels
         return {
             "accuracy": float(is_correct.double().mean()),
-            "macro_f1": macro_f1(predicted, labels),
+            "macro_f1": macro_f1(predicted.long(), labels.long()),
             "loss": float(losses.mean()),
         }
 
@@ -361,7 +356,7 @@ def macro_f1(predicted: Tensor, labels: Tensor) -> float:
     Both arguments are int64 of shape (samples,). Classes that occur neither as a label nor as a
     prediction are left out; a class that is never predicted correctly counts 0.
     """
-    classes = int(torch.maximum(predicted.max(), labels.max())) + 1
+    classes = int(torch.cat([predicted, labels]).max()) + 1
     correct = labels[predicted == labels]
     true_positives = torch.bincount(correct, minlength=classes).double()
     # Each class occurs TP + FP times as a prediction and TP + FN times as a label.
@@ -413,13 +408,14 @@ def load_splits(workload: Workload) -> Splits:
     splits: Any = workload.splits()
     collate = workload.collate_fn
     if not isinstance(splits, Splits):
-        count = _length_of(splits)
+        everything = range(_length_of(splits))
         # Drawn, because every tenth sample may be of one class, or a neighbor of those before it.
-        test_count = max(1, round(TEST_SHARE * count))
-        drawn = random.Random(SPLIT_SEED).sample(range(count), test_count)
-        train = sorted(set(range(count)).difference(drawn))
-        test = DatasetSamples(splits, collate, sorted(drawn))
-        return Splits(DatasetSamples(splits, collate, train), test)
+        test_count = max(1, round(TEST_SHARE * len(everything)))
+        rng = random.Random(SPLIT_SEED)
+        test = sorted(rng.sample(everything, test_count))
+        train = sorted(set(everything).difference(test))
+        test_samples = DatasetSamples(splits, collate, test)
+        return Splits(DatasetSamples(splits, collate, train), test_samples)
     adapted = {}
     for name, samples in vars(splits).items():
         if samples is not None and not hasattr(samples, "batch"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.cnn_settings import CNNOptions
@@ -30,14 +27,14 @@ class ConvNet(nn.Module):
         # The order in which layers are created is the order of the draws that initialize them:
         # another order gives other parameters from the same seed.
         layers: list[nn.Module] = []
-        widths = (1, options.width, 2 * options.width)
         windows = [(2, 2), last_window(size)]
-        layer_widths = zip(pairwise(widths), windows, strict=True)
-        for (inputs, outputs), window in layer_widths:
+        inputs, outputs = 1, options.width
+        for window in windows:
             layers.append(nn.Conv2d(inputs, outputs, KERNEL, padding=KERNEL // 2))
             if options.batch_norm:
                 layers.append(nn.BatchNorm2d(outputs))
             layers += [nn.ReLU(), nn.AvgPool2d(window)]
+            inputs, outputs = outputs, 2 * outputs
         self.features = nn.Sequential(*layers)
         flattened = flattened_features(size, options.width)
         self.dense = nn.Linear(flattened, DENSE)
@@ -47,7 +44,7 @@ class ConvNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits, shape (samples, classes), of images of shape (samples, 1, height, width)."""
         features = self.features(images).flatten(1)
-        hidden = nn.functional.relu(self.dense(self.dropout(features)))
+        hidden = self.dense(self.dropout(features)).relu()
         result: Tensor = self.head(self.dropout(hidden))
         return result
 
@@ -88,7 +85,7 @@ class CNN(ImageClassifier):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return Adam in its fused implementation; `lr` is the peak of the schedule."""
-        return torch.optim.Adam(model.parameters(), lr=self.options.lr, fused=True)
+        return Adam(model.parameters(), lr=self.options.lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Return the one-cycle schedule."""
@@ -106,7 +103,8 @@ class CNN(ImageClassifier):
 
             3 * (sum over layers of forward) - forward of the first convolution
         """
-        (height, width), channels = self.image_size, self.options.width
+        height, width = self.image_size
+        channels = self.options.width
         first = 2 * KERNEL**2 * channels * height * width
         halved = (height // 2) * (width // 2)
         second = 2 * KERNEL**2 * channels * 2 * channels * halved

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
@@ -57,7 +58,8 @@ class TokenSamples:
         The lengths stay on the CPU: to read the width of a batch from a GPU would wait for it.
         """
         tokens = self.tokens.to(device)
-        return replace(self, tokens=tokens, labels=self.labels.to(device))
+        labels = self.labels.to(device)
+        return replace(self, tokens=tokens, labels=labels)
 
 
 class SequenceClassifier(nn.Module):
@@ -175,7 +177,7 @@ class DistilBert(Classifier):
         """Return the mean cross-entropy with label smoothing, a scalar."""
         logits = self.logits(model, batch)
         smoothing = self.options.label_smoothing
-        return nn.functional.cross_entropy(logits, batch[-1], label_smoothing=smoothing)
+        return cross_entropy(logits, batch[-1], label_smoothing=smoothing)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return AdamW in its fused implementation, with the rate of the schedule's peak.
@@ -183,7 +185,7 @@ class DistilBert(Classifier):
         Matrices are decayed, biases and the weights of layer norms are not.
         """
         groups = decayed_matrices(model, self.options.weight_decay)
-        return torch.optim.AdamW(groups, lr=self.options.peak_lr, fused=True)
+        return AdamW(groups, lr=self.options.peak_lr, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Return the one-cycle schedule."""
@@ -228,7 +230,7 @@ class DistilBert(Classifier):
         lengths = torch.tensor(list(map(len, ids)))
         if self.options.padding == "fixed":
             missing_columns = self.options.sequence - tokens.shape[1]
-            tokens = nn.functional.pad(tokens, (0, missing_columns), value=PAD)
+            tokens = pad(tokens, (0, missing_columns), value=PAD)
             lengths = torch.full_like(lengths, self.options.sequence)
         numbers = {label: number for number, label in enumerate(self.classes)}
         label_numbers = torch.tensor([numbers[label] for label in labels])

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention, silu
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workloads.base import Batch, Splits, TensorSamples, Workload
@@ -24,23 +27,28 @@ INITIAL_STD = 0.02  # of weights, as in GPT-2
 BETAS = (0.9, 0.95)  # of AdamW, usual for decoders (Touvron et al. 2023, arXiv:2302.13971)
 
 
+Projection = partial(nn.Linear, bias=False)
+
+
 class Attention(nn.Module):
     """Causal self-attention over heads, with rotary positions."""
 
     def __init__(self, width: int, head_width: int) -> None:
         super().__init__()
         self.head_width = head_width
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.query = Projection(width, width)
+        self.key = Projection(width, width)
+        self.value = Projection(width, width)
+        self.output = Projection(width, width)
 
     def forward(self, hidden: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Return the attended states, shape (samples, tokens, width), as that of `hidden`."""
-        queries = rotated(self._heads(self.query(hidden)), cosines, sines)
-        keys = rotated(self._heads(self.key(hidden)), cosines, sines)
+        queries = self._heads(self.query(hidden))
+        keys = self._heads(self.key(hidden))
         values = self._heads(self.value(hidden))
-        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        queries = rotated(queries, cosines, sines)
+        keys = rotated(keys, cosines, sines)
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True)
         merged = attended.transpose(1, 2).flatten(2)
         result: Tensor = self.output(merged)
         return result
@@ -57,13 +65,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden_width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, hidden_width, bias=False)
-        self.up = nn.Linear(width, hidden_width, bias=False)
-        self.down = nn.Linear(hidden_width, width, bias=False)
+        self.gate = Projection(width, hidden_width)
+        self.up = Projection(width, hidden_width)
+        self.down = Projection(hidden_width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return states of the same shape."""
-        gate = nn.functional.silu(self.gate(hidden))
+        gate = silu(self.gate(hidden))
         result: Tensor = self.down(gate * self.up(hidden))
         return result
 
@@ -80,8 +88,10 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Return states of the same shape."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), cosines, sines)
-        result: Tensor = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        normalized = self.attention_norm(hidden)
+        hidden = hidden + self.attention(normalized, cosines, sines)
+        normalized = self.feed_forward_norm(hidden)
+        result: Tensor = hidden + self.feed_forward(normalized)
         return result
 
 
@@ -103,7 +113,7 @@ class Decoder(nn.Module):
         hidden = self.embedding(tokens.long())
         for layer in self.layers:
             hidden = layer(hidden, self.cosines, self.sines)
-        return nn.functional.linear(self.norm(hidden), self.embedding.weight)
+        return linear(self.norm(hidden), self.embedding.weight)
 
     def _initialize(self, layers: int) -> None:
         """Draw the weights as GPT-2 does: those that are added to the residual smaller in deep models."""
@@ -163,11 +173,10 @@ class GPT(Workload):
         """Return a text in sequences, each with the byte that follows it."""
         sequence = self.data.sequence
         count = max(0, len(text) - 1) // sequence
-        used = text[: count * sequence + 1] or b"\0"
-        content = torch.frombuffer(bytearray(used), dtype=torch.uint8)
-        starts = torch.arange(count)[:, None] * sequence
-        positions = starts + torch.arange(sequence + 1)
-        return TensorSamples((content[positions],))
+        starts = np.arange(count)[:, None] * sequence
+        positions = starts + np.arange(sequence + 1)
+        content = np.frombuffer(text, dtype=np.uint8)
+        return TensorSamples((torch.from_numpy(content[positions]),))
 
     def build_model(self) -> nn.Module:
         """Return the decoder, freshly initialized."""
@@ -179,7 +188,8 @@ class GPT(Workload):
         logits = model(tokens[:, :-1])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         next_bytes = tokens[:, 1:].long()
-        return nn.functional.cross_entropy(logits.transpose(1, 2), next_bytes, reduction="none")
+        by_class = logits.transpose(1, 2)
+        return cross_entropy(by_class, next_bytes, reduction="none")
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the next byte in nats, a scalar."""
@@ -198,7 +208,7 @@ class GPT(Workload):
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return AdamW in its fused implementation; matrices are decayed, norms are not."""
         groups = decayed_matrices(model, self.options.weight_decay)
-        return torch.optim.AdamW(groups, lr=self.options.lr, betas=BETAS, fused=True)
+        return AdamW(groups, lr=self.options.lr, betas=BETAS, fused=True)
 
     def schedule(self, optimizer: Optimizer, steps: int) -> LRScheduler:
         """Return the one-cycle schedule."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 from workloads.image_classifier import ImageClassifier
 from workloads.mlp_settings import MLPOptions
@@ -60,7 +59,7 @@ class MLP(ImageClassifier):
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Return Adam in its fused implementation, at a constant learning rate."""
-        return torch.optim.Adam(model.parameters(), lr=self.options.lr, fused=True)
+        return Adam(model.parameters(), lr=self.options.lr, fused=True)
 
     def flops_per_sample(self) -> float:
         """Return the FLOPs of the matrix products of one sample.
