@@ -12,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from workloads.cnn_settings import CNNOptions
 from workloads.code import CodeSource, find_code
-from workloads.distilbert_settings import DistilBertOptions
+from workloads.distilbert_settings import DistilBertOptions, TextData
 from workloads.gpt_settings import CorpusData, GPTOptions
-from workloads.images import ImageData
+from workloads.images import CNNOptions, ImageData, MLPOptions
 from workloads.importing import (
     check_is_file,
     import_file,
@@ -24,9 +23,7 @@ from workloads.importing import (
     make_importable,
     suggestion,
 )
-from workloads.mlp_settings import MLPOptions
 from workloads.settings import Settings
-from workloads.texts import TextData
 
 if TYPE_CHECKING:
     from workloads.base import Workload

@@ -23,11 +23,11 @@ from workloads.distilbert_settings import (
     TOKENIZER,
     WEIGHTS,
     DistilBertOptions,
+    TextData,
 )
 from workloads.labeled import Row, labels_of
 from workloads.schedules import decayed_matrices, one_cycle
 from workloads.settings import Target
-from workloads.texts import TextData
 from workloads.tokenizer import encode, trained
 
 PAD = 0  # the id of the padding token, also in the published vocabulary

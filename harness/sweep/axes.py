@@ -115,7 +115,7 @@ class Axes:
     # The order in which the gradients of micro-batches are added up: the one that the backend has, or
     # that of `harness.training.step.TreeStep`, which is the same at any number of ranks.
     reduction: Literal["backend", "tree"] = "backend"
-    # `torch.use_deterministic_algorithms(True)` and everything else that `harness.training.determinism` has.
+    # `torch.use_deterministic_algorithms(True)` and everything else that `harness.training.execution` has.
     deterministic: bool = False
     # `torch.utils.checkpoint.checkpoint(use_reentrant=False)` around each layer, or around the
     # model if the workload names no layers.

@@ -24,9 +24,13 @@ from harness.measure.telemetry import TelemetrySampler
 from harness.records.assignment import Assignment
 from harness.records.record import TargetMetric
 from harness.sweep.axes import STRATEGIES, setting_that_needs_gpu
-from harness.training.determinism import DeterministicMode
 from harness.training.digests import workload_state
-from harness.training.execution import Compiler, apply_matmul_precision, under_autocast
+from harness.training.execution import (
+    Compiler,
+    DeterministicMode,
+    apply_matmul_precision,
+    under_autocast,
+)
 from harness.training.loader import make_loader
 from harness.training.model import (
     build_model,

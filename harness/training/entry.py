@@ -27,7 +27,7 @@ from harness.sweep.files import (
     describe_dynamic_files,
     files_by_setting,
 )
-from harness.training.determinism import prepare_environment
+from harness.training.execution import prepare_environment
 from harness.training.ranks import Ranks, choose_device, process_group
 from workloads.base import Workload
 from workloads.catalog import load_class

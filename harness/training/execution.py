@@ -1,10 +1,17 @@
-"""How operations are computed: torch.compile and precision as the axes ask, and the proof that they were used.
+"""How operations are computed: compiled, in which precision and in which order, and the proof that they were.
 
 torch.compile falls back to eager without an error where it finds nothing to compile, and where a
 frame has been compiled too often. A model may opt out of autocast, and a device may lack a type. A trial
 that asked for one of them and did without must fail rather than leave a number under another name. So
 torch's own counters are read after each segment of training, and before the first backward, the graph of
 the loss is searched for a tensor of the type that was asked for.
+
+Of deterministic mode, torch's own switch is one of several. Libraries below it choose algorithms by
+themselves, some by how fast they were just now. All of them are set here, before the model is built,
+and read again after each segment: code of a workload or of a library may turn them off, and the digest
+of such a trial would mean nothing. An operation that torch can't compute deterministically fails the
+trial by its name. Operations that torch computes in a fixed order only in this mode, such as the
+backward of `weight[indices]`, need no further setting.
 """
 
 from __future__ import annotations
@@ -13,16 +20,18 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import NotApplied
+from harness.core.errors import BadInput, NotApplied
 from harness.core.files import make_private_folder
 from harness.core.paths import cache_folder
 from harness.records.environment import describe_hardware, describe_software
@@ -38,6 +47,23 @@ AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.
 REQUIRED_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16, "fp64": torch.float64}
 AMPERE = (8, 0)  # the compute capability from which on GPUs have TensorFloat-32
+# Variables that libraries read once, when they start, and the values that will do, ours first.
+# cuBLAS would share its workspace among streams. NVLink switches (NVLS) add up gradients in the
+# order in which they arrive.
+GPU_VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+    "NCCL_NVLS_ENABLE": ("0",),
+}
+# MKL would take other paths through a product where a matrix does not begin at an aligned address.
+# Torch aligns its memory, and NumPy, whose arrays a batch may be, does not.
+CPU_VARIABLES = {"MKL_CBWR": ("AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX512")}
+# Attributes of torch's modules. Torch fills uninitialized memory with NaN: what reads such memory
+# then fails by a loss of NaN, and costs no time that could be measured.
+SWITCHES = {
+    "torch.utils.deterministic.fill_uninitialized_memory": True,
+    "torch.backends.cudnn.deterministic": True,
+    "torch.backends.cudnn.benchmark": False,
+}
 
 
 def shared_cache() -> Path:
@@ -243,3 +269,74 @@ class Scaler:
             return {}
         scale = self.grad_scaler.get_scale()
         return {"loss_scale": scale, "loss_scale_skipped_steps": self.skipped_steps}
+
+
+# Determinism
+
+
+def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
+    """Set the variables that libraries need for a deterministic trial.
+
+    This must come before the process starts CUDA or computes its first product. Raises BadInput for
+    a variable that the user has set to something else.
+    """
+    if not axes.deterministic:
+        return
+    variables = GPU_VARIABLES if on_gpu else CPU_VARIABLES
+    for name, allowed in variables.items():
+        value = os.environ.setdefault(name, allowed[0])
+        if value not in allowed:
+            raise BadInput(
+                f"deterministic=true: {name}: found {value!r}; allowed: {' or '.join(allowed)}"
+            )
+
+
+class DeterministicMode:
+    """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
+
+    def __init__(self, axes: Axes, device: torch.device) -> None:
+        """Set all that the mode needs; without it, leave everything as it is."""
+        self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
+        self._switches = SWITCHES
+        if axes.execution != "eager":
+            import torch._inductor.config as inductor  # takes a second to load
+
+            # Inductor would choose among some kernels by how fast they are on this occasion.
+            self._switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
+        # In force, by the names in torch's documentation; None without the mode.
+        self.settings: Mapping[str, object] | None = None
+        if not axes.deterministic:
+            return
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
+        # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        for name, value in self._switches.items():
+            module, _, attribute = name.rpartition(".")
+            setattr(import_module(module), attribute, value)
+        self.settings = self._read_all()
+
+    def check_effect(self) -> None:
+        """Raise NotApplied if something that the mode needs is no longer as it was set."""
+        if self.settings is None:
+            return
+        present = self._read_all()
+        for name, needed in self.settings.items():
+            if present[name] != needed:
+                raise NotApplied(
+                    f"deterministic=true was undone: {name} is {present[name]}; needed: {needed}"
+                )
+
+    def _read_all(self) -> dict[str, object]:
+        """Return all that the mode needs, by name."""
+        attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        present: dict[str, object] = {
+            "torch.get_deterministic_debug_mode()": torch.get_deterministic_debug_mode(),
+            "torch.backends.cuda.cudnn_sdp_enabled()": attention,
+            "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        }
+        for name in self._switches:
+            present[name] = resolve_name(name)
+        for name in self._variables:
+            present[name] = os.environ.get(name)
+        return present

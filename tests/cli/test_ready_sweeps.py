@@ -19,7 +19,7 @@ from harness.sweep.sweep import load_sweep, ready_sweeps
 from tests.support.commands import harness
 from tests.support.running import local_profile
 from tests.support.tree import TOP
-from workloads.texts import read_rows
+from workloads.distilbert_settings import read_rows
 
 pytestmark = pytest.mark.accuracy
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.distilbert_settings import DistilBertOptions
-from workloads.texts import TextData
+from workloads.distilbert_settings import DistilBertOptions, TextData
 from workloads.tokenizer import trained
 
 if TYPE_CHECKING:

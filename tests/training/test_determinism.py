@@ -15,8 +15,8 @@ from harness.core.errors import BadInput, NotApplied
 from harness.core.paths import TrialFolder
 from harness.records.assignment import write_assignment
 from harness.sweep.axes import Axes
-from harness.training.determinism import GPU_VARIABLES, DeterministicMode, prepare_environment
 from harness.training.entry import joined
+from harness.training.execution import GPU_VARIABLES, DeterministicMode, prepare_environment
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.support.training import make_assignment, make_trainer
 from workloads.cnn import CNN
-from workloads.cnn_settings import CNNOptions
-from workloads.images import Digits
+from workloads.images import CNNOptions, Digits
 
 
 def test_parameters_buffers_inputs_and_the_optimizers_state_are_double(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ from tests.training.test_interruption import (
     outcome_of,
 )
 from workloads.cnn import CNN
-from workloads.cnn_settings import CNNOptions
-from workloads.images import Digits
+from workloads.images import CNNOptions, Digits
 from workloads.settings import Settings
 
 EVERY = 4  # steps between two saves, of 20

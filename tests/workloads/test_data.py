@@ -12,11 +12,11 @@ import torch
 
 from tests.support.images import idx
 from tests.support.tree import TOP
+from workloads.distilbert_settings import Csv, Tickets, read_rows
 from workloads.gpt_settings import TextFile
 from workloads.image_classifier import load_images
 from workloads.images import Digits, Idx
 from workloads.labeled import Labeled, stratified
-from workloads.texts import Csv, Tickets, read_rows
 from workloads.tickets import tickets
 
 

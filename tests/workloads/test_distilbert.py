@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.distilbert import distilbert, save_small_model
 from tests.support.training import NoEvaluation, make_assignment, make_trainer
 from tests.workloads.flops import counted_per_sample
-from workloads.distilbert_settings import DistilBertOptions
-from workloads.texts import Tickets
+from workloads.distilbert_settings import DistilBertOptions, Tickets
 from workloads.tickets import tickets
 
 if TYPE_CHECKING:

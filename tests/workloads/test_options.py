@@ -8,11 +8,9 @@ import pytest
 
 from harness.core.validation import InvalidValue, decode_value
 from harness.sweep.axes import Axes
-from workloads.distilbert_settings import CHECKPOINT, DistilBertOptions
-from workloads.images import Idx
-from workloads.mlp_settings import MLPOptions
+from workloads.distilbert_settings import CHECKPOINT, Csv, DistilBertOptions
+from workloads.images import Idx, MLPOptions
 from workloads.settings import Settings
-from workloads.texts import Csv
 
 
 @pytest.mark.parametrize(

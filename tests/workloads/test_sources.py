@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.images import NAMES, idx
-from workloads.distilbert_settings import CHECKPOINT, DistilBertOptions
+from workloads.distilbert_settings import CHECKPOINT, Csv, DistilBertOptions
 from workloads.images import Idx
 from workloads.settings import Settings
-from workloads.texts import Csv
 
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = NAMES
 
