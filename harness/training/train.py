@@ -392,8 +392,9 @@ class Trainer:
         self.checkpointer.stop()
         problem = ""
         has_trained = state.step > self.checkpointer.resumed_at
-        if has_trained and not self.checkpointer.save(state, interrupted_by=SIGNAL.name):
-            problem = "".join(f"; {line}" for line in state.unsaved[-1:])
+        is_saved = not has_trained or self.checkpointer.save(state, interrupted_by=SIGNAL.name)
+        if state.unsaved and not is_saved:
+            problem = f"; {state.unsaved[-1]}"
         # No rank may end before rank 0 has written it: launchers end all ranks when one has ended.
         all_reduce_min(0)
         raise Interrupted(f"stopped after step {state.step} of {self.parts.total_steps}{problem}")
