@@ -57,8 +57,7 @@ class Recorder(Hooks):
     def __post_init__(self) -> None:
         self._file = self.path.open("wb")
         self._values: dict[str, Tensor] = {}
-        self._step = 0  # that is under way, counted from 1
-        self._micro_step = 0
+        self._step = self._micro_step = 0  # that are under way, counted from 1
         self._local_gradients: list[Mark] = []  # of the backward under way, in no fixed order
 
     def __enter__(self) -> Recorder:
@@ -133,8 +132,7 @@ class Recorder(Hooks):
         """Write the marks of a moment; sharded tensors are gathered, one at a time, as they may not fit."""
         marks = []
         for name, tensor in tensors:
-            whole = full_tensor(tensor)
-            marks.append(self._mark(phase, name, whole))
+            marks.append(self._mark(phase, name, full_tensor(tensor)))
         self._write_marks(marks)
 
     def _write_marks(self, marks: Sequence[Mark]) -> None:
@@ -176,8 +174,7 @@ def gradients(model: nn.Module) -> Named:
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Named:
     """Yield the tensors and numbers of the optimizer's state by name."""
     for name, parameter in model.named_parameters():
-        values = optimizer.state.get(parameter, {})
-        for key, value in sorted(values.items()):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, int | float):  # as optimizers of one's own keep their step
                 value = torch.tensor(value, dtype=torch.float64)
             if isinstance(value, Tensor):

@@ -134,8 +134,7 @@ class TrialParts:
 
     def micro_batch(self) -> Batch:
         """Return the first training samples, as many as a rank has in a forward and backward."""
-        parts = self.mesh.world_size * self.axes.grad_accum_steps
-        size = self.axes.batch_size // parts
+        size = self.axes.batch_size // self.mesh.world_size // self.axes.grad_accum_steps
         batch = self.splits.train.batch(range(size))
         return place_batch(batch, self.axes, self.device)
 
@@ -143,8 +142,7 @@ class TrialParts:
         """Evaluate some samples; return a row of float64 for each, on the CPU."""
         batch = place_batch(samples.batch(indices), self.axes, self.device)
         evaluate = under_autocast(self.axes, self.device, self.workload.evaluate)
-        rows = evaluate(self.model, batch)
-        return rows.double().cpu()
+        return evaluate(self.model, batch).double().cpu()
 
 
 def check_metrics(parts: TrialParts) -> None:

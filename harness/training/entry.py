@@ -109,8 +109,8 @@ def check_variables(assigned: Variables) -> None:
     for name, value in assigned.items():
         found = os.environ.get(name)
         if found != value:
-            setting = f"{PREFIX}{name}={value or 'unset'}"
-            raise NotApplied(f"{setting} was not passed on: found {found or 'unset'}")
+            problem = f"was not passed on: found {found or 'unset'}"
+            raise NotApplied(f"{PREFIX}{name}={value or 'unset'} {problem}")
     value = assigned.get("ATEN_CPU_CAPABILITY")
     capability = torch.backends.cpu.get_cpu_capability()
     if value is not None and value.upper() != capability:
@@ -122,11 +122,10 @@ def check_variables(assigned: Variables) -> None:
 def environment_of(assignment: Assignment) -> Environment:
     """Return this process's environment, with the parts that only the launcher knows."""
     cell = assignment.trial.cell
-    base_folder = Path(assignment.base_folder)
     return replace(
         describe_environment(assignment.packages, axes=cell.environment),
         code=assignment.code,
         repository=assignment.repository,
         installed=assignment.installed,
-        dynamic_files=describe_dynamic_files(cell.workload, base_folder),
+        dynamic_files=describe_dynamic_files(cell.workload, Path(assignment.base_folder)),
     )

@@ -100,8 +100,7 @@ def simulate_rates(
     simulated.param_groups = []
     rates: list[list[float]] = []
     for group in optimizer.param_groups:
-        scaled = scale * group["lr"]
-        simulated.param_groups.append(group | {"lr": scaled})
+        simulated.param_groups.append(group | {"lr": scale * group["lr"]})
         rates.append([])
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.

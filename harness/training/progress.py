@@ -149,8 +149,7 @@ def _position(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         module = frame.f_globals.get("__name__", "?")
-        package, _, _ = module.partition(".")
-        if package not in sys.stdlib_module_names:
+        if module.partition(".")[0] not in sys.stdlib_module_names:
             return f"{module}.{frame.f_code.co_name}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

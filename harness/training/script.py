@@ -111,8 +111,7 @@ class ScriptObserver:
             return
         self._stepping = optimizer
         if self._leader is None:
-            self._leader = optimizer
-            self._process_group = dist.group.WORLD
+            self._leader, self._process_group = optimizer, dist.group.WORLD
             self.optimizers[optimizer] = None
             self.state.training_began_at = time.time()
             self.state.add_seconds("build", time.perf_counter() - self._began)
@@ -279,8 +278,7 @@ class ScriptObserver:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    part = local_part(parameter).detach()
-                    add_tensor(digest.update, part.cpu())
+                    add_tensor(digest.update, local_part(parameter).detach().cpu())
         return digest.hexdigest()
 
     def result(self, entered: RankResult) -> RankResult:

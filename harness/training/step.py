@@ -214,12 +214,10 @@ class TreeStep(TrainStep):
         They are copies where DDP keeps gradients in its buckets, which the next backward overwrites.
         """
         model = self.model
-        are_in_buckets = self.axes.ddp_gradient_as_bucket_view
         for number, micro_batch in enumerate(self.micro_batches(batch)):
-            # Whichever rank this is.
-            number_of_all = number * self.mesh.world_size + self.mesh.rank
-            seed = derive_seed(self.seed, self.step, number_of_all)
-            seed_generators(seed, self.device)
+            # The micro-batch's number over all ranks, whichever rank this is.
+            of_all = number * self.mesh.world_size + self.mesh.rank
+            seed_generators(derive_seed(self.seed, self.step, of_all), self.device)
             if number == 1:
                 buffers = [buffer.clone() for buffer in model.buffers()]
             losses.append(self.micro_step(micro_batch, number, divisor=1))
@@ -229,7 +227,7 @@ class TreeStep(TrainStep):
             gradients: Gradients = []
             for parameter in model.parameters():
                 gradient = parameter.grad
-                if gradient is not None and are_in_buckets:
+                if gradient is not None and self.axes.ddp_gradient_as_bucket_view:
                     gradient = gradient.clone()
                 gradients.append(gradient)
             model.zero_grad(set_to_none=True)

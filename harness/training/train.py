@@ -132,8 +132,7 @@ class Trainer:
             if batches is None:
                 with state.timed("loader"):
                     batches = batches_from(parts.loader, parts.order, state.step)
-            latest_stop = self._segment_end(last_step)
-            stop = self.hooks.before_segment(state, latest_stop)
+            stop = self.hooks.before_segment(state, self._segment_end(last_step))
             segment = self.train_segment(batches, stop)
             has_paused = self.synchronize(segment)
             self.hooks.after_segment(state, segment)
@@ -144,7 +143,7 @@ class Trainer:
             if self._batches_ahead and is_epoch_over:
                 batches = None  # workers are started for each epoch, untimed
             elif has_paused:
-                self._leave_out_fetched_steps(last_step)
+                self._leave_out_fetched_steps()
         self.checkpointer.stop()
 
     @property
@@ -155,19 +154,14 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         """Return whether the steps done are followed by an evaluation."""
         step = self.state.step
-        is_last = step == self.parts.total_steps
-        is_due = is_last or step % self.steps_between_evaluations == 0
+        is_due = step % self.steps_between_evaluations == 0 or step == self.parts.total_steps
         return is_due and self.hooks.evaluates
 
     def _segment_end(self, last_step: int) -> int:
         """Return the step at which the next segment ends, the same at every rank."""
         step = self.state.step
-        stops = [
-            step + self.segment_steps,
-            last_step,
-            self.parts.total_steps,
-            _next_multiple(step, self.steps_between_evaluations),
-        ]
+        stops = [step + self.segment_steps, last_step, self.parts.total_steps]
+        stops.append(_next_multiple(step, self.steps_between_evaluations))
         if self._batches_ahead:
             stops.append(_next_multiple(step, self.steps_per_epoch))
         saves = self.parts.assignment.saves
@@ -175,15 +169,14 @@ class Trainer:
             stops.append(_next_multiple(step, saves.steps))
         return min(stops)
 
-    def _leave_out_fetched_steps(self, last_step: int) -> None:
+    def _leave_out_fetched_steps(self) -> None:
         """Note the steps that workers have fetched for in an untimed pause as no part of the measurement.
 
         A loader that is too slow would seem faster, the more often is evaluated.
         """
         step = self.state.step
         epoch_end = _next_multiple(step, self.steps_per_epoch)
-        end = min(step + self._batches_ahead, epoch_end, last_step)
-        self.state.refilled_steps += range(step, end)
+        self.state.refilled_steps += range(step, min(step + self._batches_ahead, epoch_end))
 
     def train_segment(self, batches: Iterator[Fetched], stop: int) -> Segment:
         """Train up to the step `stop`: nothing but training.

@@ -206,8 +206,7 @@ def _failed(
         # An error without a file name comes from printing to the log.
         path = error.filename2 or error.filename or folder.rank_log(ranks.rank)
         error = files.storage_error(error, Path(str(path))) or error
-    kind = type(error).__name__
-    message = str(error)
+    kind, message = type(error).__name__, str(error)
     for known, pattern in COLLECTIVE_ERRORS.items():
         if re.search(pattern, f"{kind}: {message}"):
             kind = known
