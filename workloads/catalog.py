@@ -12,10 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from workloads.cnn_settings import CNNOptions
 from workloads.code import CodeSource, find_code
 from workloads.distilbert_settings import DistilBertOptions, TextData
 from workloads.gpt_settings import CorpusData, GPTOptions
-from workloads.images import CNNOptions, ImageData, MLPOptions
+from workloads.images import ImageData
 from workloads.importing import (
     check_is_file,
     import_file,
@@ -23,6 +24,7 @@ from workloads.importing import (
     make_importable,
     suggestion,
 )
+from workloads.mlp_settings import MLPOptions
 from workloads.settings import Settings
 
 if TYPE_CHECKING:

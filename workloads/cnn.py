@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from workloads.cnn_settings import CNNOptions
 from workloads.image_classifier import ImageClassifier
-from workloads.images import CNNOptions
 from workloads.schedules import one_cycle
 
 KERNEL = 5  # rows and columns of a convolution's kernel

@@ -1,7 +1,4 @@
-"""What a sweep file may set for the classifiers of images: where the images come from, and their options.
-
-`data: {source: ...}` chooses a class.
-"""
+"""Where the images of the built-in workloads come from: `data: {source: ...}` chooses a class."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from workloads.labeled import Labeled, Row
-from workloads.settings import Between, Count, Fraction, Rate, Settings, read_bytes
+from workloads.settings import Between, read_bytes
 
 MNIST = (
     "curl --create-dirs --output-dir DIR -O"
@@ -110,24 +107,3 @@ def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], memoryview]:
 
 
 ImageData = Digits | Idx
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPOptions(Settings):
-    """The options of the multilayer perceptron."""
-
-    hidden: tuple[Count, ...] = (256, 128)  # features of each hidden layer
-    batch_norm: bool = False
-    dropout: Fraction = 0.2
-    lr: Rate = 1e-3
-
-
-@dataclass(frozen=True, kw_only=True)
-class CNNOptions(Settings):
-    """The options of the convolutional network."""
-
-    width: Count = 16  # channels of the first convolution; the second has twice as many
-    batch_norm: bool = False
-    dropout: Fraction = 0.3
-    lr: Rate = 2e-3  # the peak of the one-cycle schedule
-    warmup: Fraction = 0.2  # the fraction of the steps in which the learning rate rises

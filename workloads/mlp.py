@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from workloads.image_classifier import ImageClassifier
-from workloads.images import MLPOptions
+from workloads.mlp_settings import MLPOptions
 
 
 class Perceptron(nn.Module):

@@ -14,7 +14,7 @@ SLOWED = (Path(__file__).parent / "slowed.py").read_text(encoding="utf-8")
 DEFAULTS = """
 from dataclasses import dataclass
 
-from workloads.images import MLPOptions
+from workloads.mlp_settings import MLPOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from harness.sweep.cell import (
 )
 from tests.support.images import NAMES, idx, write_images
 from tests.support.sweeps import load, write
-from workloads.images import MLPOptions
+from workloads.mlp_settings import MLPOptions
 
 # Baselines and comparisons match by these ids of settings: an id that changes orphans all that was
 # ever measured under it.

@@ -29,7 +29,8 @@ from tests.support.line import LineFit, Options
 from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
 from workloads.base import Splits, TensorSamples, Workload, load_splits
 from workloads.cnn import CNN
-from workloads.images import CNNOptions, Digits
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits
 from workloads.settings import Settings
 
 

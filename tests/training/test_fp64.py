@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.support.training import make_assignment, make_trainer
 from workloads.cnn import CNN
-from workloads.images import CNNOptions, Digits
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits
 
 
 def test_parameters_buffers_inputs_and_the_optimizers_state_are_double(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ from tests.training.test_interruption import (
     outcome_of,
 )
 from workloads.cnn import CNN
-from workloads.images import CNNOptions, Digits
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits
 from workloads.settings import Settings
 
 EVERY = 4  # steps between two saves, of 20

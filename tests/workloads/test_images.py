@@ -10,8 +10,10 @@ import torch
 from tests.workloads.flops import counted_per_sample
 from workloads.base import TensorSamples, Workload
 from workloads.cnn import CNN
-from workloads.images import CNNOptions, Digits, Idx, MLPOptions
+from workloads.cnn_settings import CNNOptions
+from workloads.images import Digits, Idx
 from workloads.mlp import MLP
+from workloads.mlp_settings import MLPOptions
 from workloads.schedules import one_cycle
 
 

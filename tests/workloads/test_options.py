@@ -9,7 +9,8 @@ import pytest
 from harness.core.validation import InvalidValue, decode_value
 from harness.sweep.axes import Axes
 from workloads.distilbert_settings import CHECKPOINT, Csv, DistilBertOptions
-from workloads.images import Idx, MLPOptions
+from workloads.images import Idx
+from workloads.mlp_settings import MLPOptions
 from workloads.settings import Settings
 
 

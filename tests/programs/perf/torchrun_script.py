@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.images import Digits, MLPOptions
+from workloads.images import Digits
 from workloads.mlp import MLP
+from workloads.mlp_settings import MLPOptions
 
 STEPS = 20
 RANK_BATCH = 32  # samples of each rank
