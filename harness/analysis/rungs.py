@@ -33,9 +33,6 @@ RUNGS: Sequence[Rung] = ("bitwise", "rounding", "equivalent", "different")  # mo
 FEW_NUMBERS = 1000
 FACTOR = 2.0
 FACTOR_OF_FEW = 3.0
-# The distance from 1.0 to the next float32, the coarsest type that losses and metrics are recorded
-# in. Two runs in double precision with a larger relative distance are not exact enough.
-FP32_EPSILON = 2.0**-23
 # The distance from 1.0 to the next float, by torch's name of the type.
 EPSILONS = {
     "float64": 2.0**-52,
@@ -43,6 +40,9 @@ EPSILONS = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
 }
+# Of the coarsest type that losses and metrics are recorded in. Two runs in double precision with a larger
+# relative distance are not exact enough.
+FP32_EPSILON = EPSILONS["float32"]
 HALF_TYPES = {"float16", "bfloat16"}
 
 ORDER = "order of the samples"

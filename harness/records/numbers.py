@@ -84,14 +84,15 @@ def over_trials(trials: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return names of numbers in the order of `NUMBERS`, and of their own within a pattern."""
-    patterns = list(NUMBERS)
+    patterns = [*NUMBERS, ""]  # of the numbers of a newer harness, which come last
     return sorted(names, key=lambda name: (patterns.index(_pattern_of(name)), name))
 
 
 @cache
 def _pattern_of(name: str) -> str:
-    """Return the pattern in `NUMBERS` of a number's name: the longest that matches it."""
-    return max((pattern for pattern in NUMBERS if fnmatchcase(name, pattern)), key=len)
+    """Return the pattern in `NUMBERS` of a number's name: the longest that matches it, "" for none."""
+    patterns = [pattern for pattern in NUMBERS if fnmatchcase(name, pattern)]
+    return max(patterns, key=len, default="")
 
 
 def target_name(metric: str) -> str:

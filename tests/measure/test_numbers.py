@@ -11,7 +11,7 @@ import pytest
 from harness.api import whole_seconds
 from harness.measure.numbers import straggler_notes, trial_numbers
 from harness.measure.window import Window, measured_window
-from harness.records.numbers import RATE
+from harness.records.numbers import RATE, in_order
 from harness.records.record import Failure, Interruption, RankResult, Record, Telemetry
 from tests.factories import make_cell, make_record, with_ranks
 
@@ -188,3 +188,7 @@ def test_a_trial_that_was_interrupted_is_as_long_as_its_phases() -> None:
     resumed = with_ranks(record, [replace(record.ranks[0], interruptions=[saved])])
     assert whole_seconds(replace(resumed, started=1090.0)) == pytest.approx(100.0)
     assert resumed.numbers["harness.interruptions_lost_s"] == 38.0
+
+
+def test_numbers_of_a_newer_harness_come_last() -> None:
+    assert in_order(["zeal", "final_loss", "wall_s"])[-1] == "zeal"
