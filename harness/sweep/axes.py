@@ -11,13 +11,15 @@ theirs would replace what the sweep asks for.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, compress
 from typing import Annotated, Any, Literal, get_type_hints
+
+from msgspec import Meta
 
 from harness.core.errors import did_you_mean
 from harness.core.slurm_environment import JOB_PREFIXES, OPTION_PREFIXES
@@ -38,6 +40,9 @@ PREFIX = "env."
 Variables = Mapping[str, str | None]  # name -> value; None: unset
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # that a shell can set too
 VARIABLE_CHARACTERS = "letters, digits and _, no digit first"
+VariableName = Annotated[
+    str, Meta(pattern=f"^{VARIABLE_NAME.pattern}", description=VARIABLE_CHARACTERS)
+]
 # What torchrun sets for its ranks.
 OF_TORCHRUN = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_\w+)$"
@@ -50,10 +55,6 @@ RESERVED = re.compile(
 )
 RESERVED_PREFIXES = ("HARNESS_", *OPTION_PREFIXES, *JOB_PREFIXES)
 AboveZero = Annotated[float, Between(1e-6)]
-# What the fields begin with that are parameters of torch's own functions: `torch.compile`,
-# `DistributedDataParallel`, `fully_shard` with its policies, and `DataLoader`. The field
-# `ddp_static_graph` is the axis `ddp.static_graph`.
-GROUPS = ("compile", "ddp", "fsdp", "loader")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +139,12 @@ class Axes:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Axes:
-        """Return the axes with these values, by name; those without one have their defaults."""
-        return cls(**{FIELDS[name]: value for name, value in values.items()})
+        """Return the axes with these values, by name; those without one have their defaults.
+
+        Variables and settings may be among `values`: they are left out.
+        """
+        fields = {FIELDS[name]: value for name, value in values.items() if name in FIELDS}
+        return cls(**fields)
 
     def value(self, name: str) -> Any:
         """Return the value of an axis, such as `precision` or `ddp.bucket_cap_mb`."""
@@ -148,13 +153,14 @@ class Axes:
     @property
     def values(self) -> dict[str, Any]:
         """Return the value of every axis by its name; a copy."""
-        return dict(zip(AXES, READ_ALL(self), strict=True))
+        return DEFAULTS | self.changed
 
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The values that differ from their defaults, by the name of the axis."""
-        # A batch size has no default, so it always differs.
-        return {axis: value for axis, value in self.values.items() if value != DEFAULTS.get(axis)}
+        values = READ_ALL(self)
+        is_changed = map(operator.ne, values, DEFAULTS.values())
+        return dict(compress(zip(AXES, values, strict=True), is_changed))
 
     def torch_parameters(self, group: str) -> dict[str, Any]:
         """Return those parameters of a group, such as `ddp`, that the sweep changes, by torch's names."""
@@ -163,30 +169,24 @@ class Axes:
 
 def section_of(values: Mapping[str, Any], section: str) -> dict[str, Any]:
     """Return the values of the axes of a section, such as `options`, by their names in it."""
-    named = {}
-    for axis, value in values.items():
-        if axis.startswith(f"{section}."):
-            named[axis.removeprefix(f"{section}.")] = value
-    return named
+    prefix = f"{section}."
+    return {axis[len(prefix) :]: values[axis] for axis in values if axis.startswith(prefix)}
 
 
-def _axis_of(field: str) -> str:
-    """Return the axis of a field: `ddp.static_graph` of `ddp_static_graph`."""
-    group, _, parameter = field.partition("_")
-    return f"{group}.{parameter}" if group in GROUPS else field
-
-
-# The field of each axis, in the order of the class, and its annotated type. Without `include_extras`, the
-# bounds inside Annotated would be lost.
+# The field of each axis, in the order of the class, and its annotated type. Fields that begin with one of
+# these are parameters of torch's own functions: `torch.compile`, `DistributedDataParallel`, `fully_shard`
+# with its policies, and `DataLoader`. The field `ddp_static_graph` is the axis `ddp.static_graph`.
+# Without `include_extras`, the bounds inside Annotated would be lost.
 _types = get_type_hints(Axes, include_extras=True)
-FIELDS = {_axis_of(field): field for field in _types}
+FIELDS = {re.sub("^(compile|ddp|fsdp|loader)_", r"\1.", field): field for field in _types}
 AXIS_TYPES: dict[str, Any] = dict(zip(FIELDS, _types.values(), strict=True))
 AXES = tuple(FIELDS)
-READ_ALL = attrgetter(*FIELDS.values())  # at once, as a sweep may have a hundred thousand points
-# The default of each axis that has one; the batch size, whose default is the workload's, is there
-# only to make an Axes.
-DEFAULTS: dict[str, Any] = Axes(batch_size=1).values
-del DEFAULTS["batch_size"]
+READ_ALL = operator.attrgetter(
+    *FIELDS.values()
+)  # at once, as a sweep may have a hundred thousand points
+# The default of each axis. It is None of the batch size, whose default is the workload's, and which so
+# always differs from it.
+DEFAULTS: dict[str, Any] = {axis: getattr(Axes, field, None) for axis, field in FIELDS.items()}
 GRADIENT_TYPES = {"bf16:fsdp2": "bf16", "fp64": "fp64"}  # by precision; fp32 of all others
 Need = tuple[tuple[str, ...], str, Callable[[Axes], bool]]
 # Axes, or the beginnings of their names, that do nothing unless something holds of other axes: they have
@@ -293,8 +293,8 @@ def setting_that_needs_gpu(axes: Axes) -> str | None:
 
     Returns None if all settings work on a CPU.
     """
-    for name, value in GPU_SETTINGS.items():
-        if axes.changed.get(name) == value:
+    for name, value in axes.changed.items():
+        if GPU_SETTINGS.get(name) == value:
             return f"{name}: found {str(value).lower()}"
     return None
 

@@ -77,9 +77,7 @@ class Length:
 
     def in_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps, for a workload with `steps_per_epoch`."""
-        if self.steps is not None:
-            return self.steps
-        return (self.epochs or 0) * steps_per_epoch
+        return self.steps or (self.epochs or 0) * steps_per_epoch
 
     def __str__(self) -> str:
         if self.steps is not None:

@@ -9,17 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
-
 from harness.core.cores import usable_cores
 from harness.core.errors import BadInput, did_you_mean
 from harness.core.validation import Line
-from harness.sweep.axes import (
-    PREFIX,
-    VARIABLE_CHARACTERS,
-    VARIABLE_NAME,
-    setting_that_needs_gpu,
-)
+from harness.sweep.axes import PREFIX, VariableName, setting_that_needs_gpu
 from harness.sweep.cell import Cell
 from harness.sweep.document import read_document
 from workloads.settings import Between, Count
@@ -30,9 +23,6 @@ SHARED_HOST = "HARNESS_SHARED_HOST"
 Parallel = Count | Literal["auto"]  # trials that run at a time; auto: as many as there is room for
 # The profiles that come with the project; those in ./clusters are the user's.
 PROJECT_PROFILES = Path(__file__).parent.parent.parent / "clusters"
-VariableName = Annotated[
-    str, Meta(pattern=f"^{VARIABLE_NAME.pattern}", description=VARIABLE_CHARACTERS)
-]
 Share = Annotated[float, Between(0, 1)]
 # What sbatch gets unless the profile says otherwise. A shared node is a noisy one.
 SBATCH_DEFAULTS = {"time": "01:00:00", "exclusive": True}
@@ -185,24 +175,28 @@ def check_fits(
     the sweep's file, and the cell's label. Ranks that are not `timed` may share cores, unless the
     profile says how many ranks there may be.
     """
-    gpus, is_local = profile.gpus, profile.launcher == "torchrun"
+    gpus = profile.gpus
+    is_local = profile.launcher == "torchrun"
     if profile.device == "cuda" and not gpus:
         where = "on this machine" if is_local else "in slurm.gpus_per_rank"
         raise BadInput(f"device: found cuda, and no NVIDIA GPU {where}; allowed: auto or cpu")
-    may_share_cores = not timed and is_local and not gpus and profile.slots is None
-    ranks, reason = available_slots(profile)
+    slots, reason = available_slots(profile)
+    may_share_cores = is_local and not timed and not gpus and profile.slots is None
     for cell in cells:
-        setting, world_size = setting_that_needs_gpu(cell.axes), cell.axes.world_size
-        problem = ""
-        for name in cell.environment.keys() & profile.environment.keys():
-            problem = f"{PREFIX}{name}: found in the profile's environment too; allowed: in one"
-        if setting is not None and not gpus:
+        world_size = cell.axes.world_size
+        setting = setting_that_needs_gpu(cell.axes)
+        set_twice = cell.environment.keys() & profile.environment.keys()
+        if world_size > slots and not may_share_cores:
+            problem = f"world_size: found {world_size}; allowed: at most {slots}, {reason}"
+        elif setting is not None and not gpus:
             problem = f"{setting}; needed: a GPU"
-        if world_size > ranks and not may_share_cores:
-            problem = f"world_size: found {world_size}; allowed: at most {ranks}, {reason}"
-        if problem:
-            where = cell.label if source is None else f"{source}: {cell.label}"
-            raise BadInput(f"{where}: {problem}")
+        elif set_twice:
+            name = f"{PREFIX}{min(set_twice)}"
+            problem = f"{name}: found in the profile's environment too; allowed: in one"
+        else:
+            continue
+        where = cell.label if source is None else f"{source}: {cell.label}"
+        raise BadInput(f"{where}: {problem}")
 
 
 def available_slots(profile: Profile) -> tuple[int, str]:
@@ -233,12 +227,10 @@ def count_gpus(variables: Mapping[str, str] = os.environ) -> int:
 
     try:
         pynvml.nvmlInit()
+        count = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return 0
-    try:
-        count = int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count

@@ -110,12 +110,12 @@ def parse_value(text: str, source: str) -> Any:
 
 def _note_lines(document: Document, node: Any, key: Key) -> None:
     """Note the line of each key, and of each item of a list, below the node at `key`."""
-    parts: list[tuple[str | int, Any, Any]] = []
+    children = []
     if isinstance(node, MappingNode):
-        parts = [(name.value, name, value) for name, value in node.value]
-    elif isinstance(node, SequenceNode):
-        parts = [(number, item, item) for number, item in enumerate(node.value)]
-    for part, marked, value in parts:
+        children = [(name.value, name, value) for name, value in node.value]
+    if isinstance(node, SequenceNode):
+        children = [(number, item, item) for number, item in enumerate(node.value)]
+    for part, marked, value in children:
         line = marked.start_mark.line + 1
         document.sources[(*key, part)] = f"{document.sources[()]}:{line}"
         _note_lines(document, value, (*key, part))

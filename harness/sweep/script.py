@@ -81,24 +81,32 @@ def module_file(module: str, base: Path) -> str:
 
 def check_keys(document: Document, key: Key, arguments: Sequence[str]) -> None:
     """Raise BadInput for keys that make no sense with a script, in its entry or in the sweep."""
-    content = document.content
-    entry = content["workloads"][key[-1]]
     for name in REFUSED_KEYS:
-        if entry.get(name) or content.get(name):
+        value, value_key = _find_key(document, key, name)
+        if value:
             problem = "found it with a script, which does this itself; allowed: arguments"
-            raise document.error((*key, name) if entry.get(name) else (name,), problem)
-    length = entry.get("length") or content.get("length") or {}
+            raise document.error(value_key, problem)
+    length, length_key = _find_key(document, key, "length")
     if length.get("epochs", 1) != 1:
         problem = f"found {length['epochs']} epochs of a script, which counts its epochs itself"
-        place = (*key, "length") if entry.get("length") else ("length",)
-        raise document.error(place, f"{problem}; allowed: `length: 300 steps`, or an argument")
-    names, options = placeholders_of(arguments), entry.get("options", {})
-    for name in sorted(options.keys() - set(names)):
-        problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
-        raise document.error((*key, "options", name), problem)
+        raise document.error(length_key, f"{problem}; allowed: `length: 300 steps`, or an argument")
+    names = placeholders_of(arguments)
+    options, options_key = _find_key(document, key, "options")
+    for name in options:
+        if name not in names:
+            problem = f"found an option that no argument names; write {{{name}}} in `arguments`"
+            raise document.error((*options_key, name), problem)
     if "steps" in names and "steps" not in {**length, **options}:
         problem = "found {steps} without a length in steps; allowed with `length: 300 steps`"
         raise document.error((*key, "arguments"), problem)
-    if content.get("warmup") == 0:
+    if document.content.get("warmup") == 0:
         allowed = "1 or more: how its first step begins is unseen"
         raise document.error(("warmup",), f"found 0; allowed with a script: {allowed}")
+
+
+def _find_key(document: Document, key: Key, name: str) -> tuple[Any, Key]:
+    """Return the value of a key of an entry, or else of the sweep, and where that key is."""
+    entry = document.content["workloads"][key[-1]]
+    if entry.get(name):
+        return entry[name], (*key, name)
+    return document.content.get(name) or {}, (name,)

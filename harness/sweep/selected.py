@@ -89,9 +89,8 @@ def _trials_with(trials: Sequence[Trial], key: str, value: str, term: str) -> se
 
 def _level(trial: Trial, key: str) -> Any:
     """Return the value that a trial has of a key."""
-    cell = trial.cell
-    named = {"cell": cell.id, "workload": cell.workload.label, "seed": trial.seed}
-    return named[key] if key in named else cell.level(key)
+    named = {"cell": trial.cell.id, "workload": trial.cell.workload.label, "seed": trial.seed}
+    return named[key] if key in named else trial.cell.level(key)
 
 
 def _has_value(trial: Trial, key: str, value: str) -> bool:

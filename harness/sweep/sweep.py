@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from harness.core.errors import BadInput, HarnessError, did_you_mean
 from harness.core.processes import die_with_parent
-from harness.sweep.axes import AXES, FIELDS, Axes, section_of
+from harness.core.validation import dotted
+from harness.sweep.axes import AXES, Axes, section_of
 from harness.sweep.cell import Cell, Trial, is_setting
 from harness.sweep.document import Document, read_document
 from harness.sweep.files import Digests, keep_digests, read_digests
@@ -154,9 +155,9 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
     need not be loaded again where it is loaded. Raises HarnessError if the process ends otherwise.
     """
     sys.stdout.flush()
-    context = multiprocessing.get_context("fork")
+    fork = multiprocessing.get_context("fork")
     try:
-        with ProcessPoolExecutor(1, context, _begin_apart, (os.getpid(),)) as processes:
+        with ProcessPoolExecutor(1, fork, _begin_apart, (os.getpid(),)) as processes:
             return processes.submit(function, *arguments).result()
     except BrokenProcessPool:
         problem = "importing a workload ended the process that plans: see its output above"
@@ -182,7 +183,6 @@ def _plan(
     # By id, as `include` may add what the matrix already has.
     cells: dict[str, Cell] = {}
     excluded = []
-    unused_rules = set(matrix.exclude)
     workload_seeds = {}
     known = read_digests(digests)
     for workload in workloads:
@@ -191,28 +191,29 @@ def _plan(
         for point in _judged_points(workload, file, matrix, known, options):
             if isinstance(point, ExcludedPoint):
                 excluded.append(point)
-                unused_rules.discard(point.rule)
                 continue
             first = cells.setdefault(point.id, point)
-            if first.workload.label != workload.label:  # both labels would show the same trials
-                problem = f"found the same as {first.workload.label}; allowed: a difference"
-                raise document.error(workload.key, problem)
-            # Of 100,000 cells, two share the digits of an id by chance in 1 of 200 sweeps.
-            if first is not point and first.digest(workload.code) != point.digest(workload.code):
+            if first is point:
+                continue
+            # Two labels would show the same trials. And of 100,000 cells, two share the digits of an id by
+            # chance in 1 of 200 sweeps.
+            same_label = first.workload.label == workload.label
+            if not same_label or first.digest(workload.code) != point.digest(workload.code):
                 problem = f"found the same id for {first.label} and {point.label}"
-                raise document.error(("matrix",), f"{problem}; allowed: one of them")
+                raise document.error(workload.key, f"{problem}; allowed: a difference")
     keep_digests(digests, known)
     if not cells:
         reasons = Counter(f"{point.rule}: {point.reason}" for point in excluded)
         (reason, count), *_ = reasons.most_common(1)
         raise document.error((), f"found no cell to run: {count} left out by {reason}")
     _check_axes_are_named(matrix, cells.values())
+    used_rules = {point.rule for point in excluded}
     return Sweep(
         **{key.name: getattr(file, key.name) for key in fields(SweepKeys)},
         source=Path(document.sources[()]),
         cells=list(cells.values()),
         excluded=excluded,
-        unused_rules=sorted(unused_rules),
+        unused_rules=[name for name in map(dotted, matrix.exclude) if name not in used_rules],
         workload_seeds=workload_seeds,
         options=options,
     )
@@ -240,45 +241,40 @@ def _judged_points(
     """
     entry = workload.entry
     length = entry.length or file.length
-    planned: dict[str, PlannedWorkload] = {}  # by the settings, as text
+    plans: dict[str, PlannedWorkload] = {}
+    foreign = set(filter(is_setting, matrix.axes)) - workload.setting_types.keys()
     for point, included_by in matrix.points(workload):
-        values = {axis: value for axis, value in point.items() if axis in FIELDS}
-        axes = Axes.of(values)
-        settings = {axis: value for axis, value in point.items() if is_setting(axis)}
-        lacking = (settings.keys() & matrix.axes.keys()) - workload.setting_types.keys()
-        for axis in lacking:  # planned without it: rules of `exclude` look at the other settings
-            del settings[axis]
-        key = str(settings)
-        if key not in planned:
-            planned[key] = workload.plan(settings, digests, matrix.axes)
-        reference, _ = planned[key]
-        rule = CONFLICT
-        reason = find_reason(planned[key], axes)
+        axes = Axes.of(point)
+        settings = {axis: point[axis] for axis in filter(is_setting, point) if axis not in foreign}
+        key = str(settings)  # many points have the same
+        if key not in plans:
+            plans[key] = workload.plan(settings, digests, matrix.axes)
+        cell = Cell(
+            workload=plans[key][0],
+            axes=axes,
+            environment=section_of(point, "env"),
+            length=length,
+            evaluate=entry.evaluate or file.evaluate,
+            warmup=file.warmup_of(length),
+            stop=entry.stop or file.stop,
+            stack=file.stacks.get(axes.stack or ""),
+        )
+        excluded_by = None if included_by else matrix.exclusion_of(cell, point)
+        reason = find_reason(plans[key], axes)
+        lacking = foreign.intersection(point)
         if lacking:
             reason = f"{workload.label} has no {min(lacking)}"
-        if included_by is None and matrix.exclude:
-            levels = {**reference.settings, **axes.values, **point, "workload": workload.label}
-            excluded_by = matrix.exclusion_of(levels)
-            if excluded_by is not None:
-                rule, reason = excluded_by, "the sweep says so"
+        if excluded_by is not None:
+            reason = "the sweep says so"
         if reason is None:
-            yield Cell(
-                workload=reference,
-                axes=axes,
-                environment=section_of(point, "env"),
-                length=length,
-                evaluate=entry.evaluate or file.evaluate,
-                warmup=file.warmup_of(length),
-                stop=entry.stop or file.stop,
-                stack=file.stacks.get(axes.stack or ""),
-            )
-            continue
+            yield cell
         # What is included is intended, unless `--set` has changed the sweep around it.
-        if included_by is not None and "--set" not in options:
-            raise matrix.document.error(("include", included_by), reason)
-        yield ExcludedPoint(
-            workload=workload.label,
-            axes={**axes.values, **point},
-            rule=rule,
-            reason=reason,
-        )
+        elif included_by and "--set" not in options:
+            raise matrix.document.error(included_by, reason)
+        else:
+            yield ExcludedPoint(
+                workload=workload.label,
+                axes={**axes.values, **point},
+                rule=excluded_by or CONFLICT,
+                reason=reason,
+            )

@@ -166,7 +166,7 @@ def axes_view() -> View:
     table = Table(["axis", "values"])
     for axis, kind in AXIS_TYPES.items():
         default = ""
-        if axis in DEFAULTS:
+        if axis != "batch_size":  # whose default is the workload's
             default = f"  default {axis_value(DEFAULTS[axis])}"
         need = need_of(axis)
         needed = f"\nneeds {need[1]}" if need else ""

@@ -111,8 +111,10 @@ def make(**changes: Any) -> Cell:
 @pytest.mark.parametrize("axis", AXES)
 def test_each_axis_decides_the_id_and_shows_in_the_label(axis: str) -> None:
     standard = make()
-    words = [word for member in members_of(AXIS_TYPES[axis]) for word in get_args(member)]
-    for value in words or [3, True, False]:
+    members = members_of(AXIS_TYPES[axis])
+    words = [word for member in members for word in get_args(member)]
+    others: dict[Any, list[Any]] = {bool: [True, False], int: [3], float: [0.5], str: ["named"]}
+    for value in words or others[members[0]]:
         if value != DEFAULTS.get(axis):
             other = make(axes=Axes.of({"batch_size": 64, axis: value}))
             assert other.id != standard.id
