@@ -206,9 +206,8 @@ def telemetry_numbers(telemetry: Telemetry) -> dict[str, float]:
         numbers["cpu_steal"] = telemetry.shares["cpu_steal"]
     clock = telemetry.readings.get("gpu_sm_clock_mhz")
     if clock is not None:
-        for end in ("lowest", "highest"):
-            name = f"gpu_sm_clock_{end}_mhz"
-            numbers[name] = _statistic(name, clock)
+        numbers["gpu_sm_clock_lowest_mhz"] = float(np.nanmin(clock))
+        numbers["gpu_sm_clock_highest_mhz"] = float(np.nanmax(clock))
     return numbers
 
 

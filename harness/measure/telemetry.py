@@ -95,6 +95,7 @@ class TelemetrySampler:
         self._ended = threading.Event()
         self._failed: set[str] = set()  # readings that have raised
         self._sensors: dict[str, Callable[[], Any]] = {"load_per_core": load_per_core}
+        self._counters = partial(self._attempt, "host counters", partial(core_seconds, self.cores))
         if self.device.type == "cuda":
             gpu = self._attempt("gpu", partial(_open_gpu, self.device))
             if gpu is not None:
@@ -118,14 +119,14 @@ class TelemetrySampler:
     def begin_segment(self) -> None:
         """Begin a segment of nothing but training."""
         if self._steps_begun >= self.warmup:
-            self._segment = core_seconds(self.cores)
+            self._segment = self._counters() or {}
 
     def end_segment(self, steps: int) -> None:
         """End the segment, which has trained for `steps` steps."""
         self._steps_begun += steps
         before, self._segment = self._segment, None
-        if before is not None:
-            self._spent.update(core_seconds(self.cores))
+        if before:
+            self._spent.update(self._counters() or {})
             self._spent.subtract(before)
 
     def report(self) -> Telemetry:

@@ -123,6 +123,18 @@ def test_trouble_is_named_in_the_log_once_and_takes_nothing_else_along(
     assert "gpu_sm_clock_mhz" not in readings
 
 
+def test_counters_of_the_host_that_cant_be_read_cost_a_line_and_no_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that shows fewer cores than the trial is bound to."""
+    monkeypatch.setattr("harness.measure.telemetry.core_seconds", lambda _: [][8])
+    report = watch(TelemetrySampler(CPU, warmup=0))
+    message = "telemetry: host counters: IndexError: list index out of range\n"
+    assert capsys.readouterr().out == message
+    assert report.shares == {}
+    assert report.readings["load_per_core"].min() >= 0
+
+
 def test_part_of_a_gpu_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(ANSWERS, uuid=f"MIG-{UUID}".encode())
     assert watch_gpu(monkeypatch, driver).readings["gpu_power_w"][0] == 612.5
