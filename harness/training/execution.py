@@ -88,9 +88,7 @@ class Compiler:
     """Compiles a model, and counts what is compiled in this process; for eager, it does nothing."""
 
     axes: Axes
-    cold_cache: (
-        Path  # a folder of this rank's own, emptied and used if the axes ask for a cold cache
-    )
+    cold_cache: Path  # a folder of this rank's own: emptied, and used if the axes ask for it
     state: TrainingState  # says that the rank is in no step while it compiles
     seconds: float = 0.0  # spent compiling, so far
     recompiles: int = 0

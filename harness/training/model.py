@@ -21,10 +21,7 @@ from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
 IMAGE_DIMENSIONS = 4
-
-
-# A module, the name of a buffer in it, and the buffer.
-Buffers = list[tuple[nn.Module, str, Tensor]]
+Buffers = list[tuple[nn.Module, str, Tensor]]  # each with its module and its name there
 
 
 def build_model(workload: Workload, axes: Axes, device: torch.device) -> nn.Module:
