@@ -181,9 +181,11 @@ def make_export(record: Record) -> TrialExport:
     parity = ExportParity(
         samples=60, metrics=metrics, exported_metrics=metrics, largest_difference=1e-6, tolerance=1e-5
     )  # fmt: skip
-    model = ExportedModel(format="onnx", bytes=1, inputs=[], parity=parity, processor="")
+    model = ExportedModel(
+        format="onnx", bytes=1, inputs=[], parity=parity, threads=1, processor="", packages={}
+    )
     trial = record.trial.id
-    return TrialExport(trial=trial, at=1.0, step=12, target="accuracy", models=[model])
+    return TrialExport(trial=trial, at=1.0, step=12, weights="", target="accuracy", models=[model])
 
 
 BESIDE = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -163,18 +163,12 @@ class CellComparison:
     @cached_property
     def differences(self) -> list[str]:
         """The conditions in which the two cells of any match differ."""
-        lines: dict[str, None] = {}  # an ordered set
-        for match in self.matches:
-            lines |= dict.fromkeys(_condition_differences(match))
-        return list(lines)
+        return _each_once(map(_condition_differences, self.matches))
 
     @cached_property
     def notes(self) -> list[str]:
         """Remarks that change no exit code."""
-        lines: dict[str, None] = {}  # an ordered set
-        for match in self.matches:
-            lines |= dict.fromkeys(_notes(match))
-        return list(lines)
+        return _each_once(map(_notes, self.matches))
 
     @property
     def verdicts(self) -> list[MetricVerdict]:
@@ -398,6 +392,11 @@ def _condition_differences(match: Match) -> list[str]:
         value_a, value_b = shown(difference.a), shown(difference.b)
         lines.append(f"{difference.field}: {value_a} ({name_a}), {value_b} ({name_b})")
     return lines
+
+
+def _each_once(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of all groups in their order, each once."""
+    return list(dict.fromkeys(chain.from_iterable(groups)))
 
 
 def _hardware_difference(match: Match) -> str | None:

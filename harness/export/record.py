@@ -11,7 +11,7 @@ from typing import Literal
 from harness.core.paths import TrialFolder
 from harness.records.format import Amount, FileFormat, Moment, Number, Ordinal, decode_file
 
-SCHEMA = 5
+SCHEMA = 4
 EXPORT_FORMAT = FileFormat(
     name="trial's exports", schema=SCHEMA, remedy="harness export writes it again", is_sealed=True
 )
@@ -36,6 +36,7 @@ class Latency:
     """How long calls of a model took, at one batch size."""
 
     batch_size: Ordinal
+    calls: Ordinal
     p50_ms: Amount
     p95_ms: Amount
 
@@ -49,7 +50,9 @@ class ExportedModel:
     inputs: Sequence[str]  # in their order, as in `points: float32 (batch, 4)`
     parity: ExportParity
     latencies: Sequence[Latency] = ()
+    threads: Ordinal  # of a call
     processor: str  # that it was compared and timed on
+    packages: Mapping[str, str]  # name -> version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class TrialExport:
     trial: str  # its id
     at: Moment  # when it was written
     step: Number  # of the checkpoint, whose parameters are exported
+    weights: str  # the SHA-256 of the checkpoint's weights
     target: str  # the metric that the workload is trained towards
     models: Sequence[ExportedModel]
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from harness.core.errors import HarnessError
+from harness.core.packages import installed_version
 from harness.core.paths import TrialFolder, write_atomically
 from harness.export.calls import Inputs, TrainedModel, probe_calls
 from harness.export.models import EXPORTERS, Served
@@ -32,7 +33,7 @@ from harness.records.assignment import Assignment
 from harness.records.environment import describe_hardware
 from harness.records.format import sealed_text
 from harness.records.record import RankResult
-from harness.training.checkpoint import SEAL_FILE, load_best, read_seal
+from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, load_best, read_seal
 from harness.training.entry import joined, load_workload
 from harness.training.execution import apply_matmul_precision
 from harness.training.model import build_model
@@ -40,6 +41,7 @@ from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
 
+PACKAGES = ("torch", "onnx", "onnxruntime")
 BATCHES = 16  # different ones of the test set that calls go through
 WARMUP = 20  # calls that don't count
 CALLS = 200  # that do, at each batch size
@@ -84,6 +86,7 @@ def export(
         trial=trial.id,
         at=time.time(),
         step=seal.step,
+        weights=seal.files[WEIGHTS_FILE],
         target=workload.target.name,
         models=models,
     )
@@ -128,8 +131,20 @@ def _export_to(
         inputs=inputs,
         parity=parity,
         latencies=latencies,
+        threads=axes.num_threads,
         processor=processor,
+        packages=_package_versions(),
     )
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of those of PACKAGES that are installed."""
+    versions = {}
+    for package in PACKAGES:
+        version = installed_version(package)
+        if version:
+            versions[package] = version
+    return versions
 
 
 def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latency:
@@ -155,4 +170,4 @@ def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latenc
             milliseconds.append(nanoseconds / 1e6)
     counted = milliseconds[WARMUP:]
     p50, p95 = np.quantile(counted, [0.5, 0.95]).tolist()
-    return Latency(batch_size=batch_size, p50_ms=p50, p95_ms=p95)
+    return Latency(batch_size=batch_size, calls=CALLS, p50_ms=p50, p95_ms=p95)

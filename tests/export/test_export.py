@@ -78,7 +78,8 @@ def test_a_trial_is_exported_and_timed(trained: TrainedTrial, command: Command) 
     for model in exported.models:
         assert model.parity.samples == SAMPLES
         assert model.parity.metrics == trained.metrics
-        assert [latency.batch_size for latency in model.latencies] == [1, 40]
+        measured = [(latency.batch_size, latency.calls) for latency in model.latencies]
+        assert measured == [(1, 200), (40, 200)]
         assert all(0 < latency.p50_ms <= latency.p95_ms for latency in model.latencies)
         (described,) = model.inputs
         assert described.endswith("points: float32 (batch, 4)")

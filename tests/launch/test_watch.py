@@ -212,11 +212,12 @@ def test_a_process_that_a_rank_forks_can_end(
         if not pid:
             faulthandler.cancel_dump_traceback_later()  # as the end of Python does
             os._exit(0)
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
-            wait_until(lambda: os.waitpid(pid, os.WNOHANG) == (pid, 0), 10)
-        except BaseException:
+            wait_until(lambda: os.waitid(os.P_PID, pid, look), 10)
+        except TimeoutError:
             os.kill(pid, signal.SIGKILL)
-            raise
+        assert os.waitpid(pid, 0) == (pid, 0), "it hung, and was killed"
 
 
 def test_a_disk_that_refuses_reports_ends_no_trial(
