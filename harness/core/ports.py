@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import socket
+import time
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -14,6 +15,8 @@ from harness.core.errors import BadInput, HarnessError
 LOOPBACK = "127.0.0.1"
 # Services such as sshd or a database usually listen below, and Linux hands out those above to clients.
 PORTS = range(20000, 32768)
+LISTEN_TIMEOUT = 60.0  # seconds
+LOOK_SECONDS = 0.005  # between two looks at whether something listens
 CANDIDATES = 20  # ports that are tried before the kernel is asked to choose
 
 
@@ -56,6 +59,15 @@ def listen(address: str, port: int) -> socket.socket:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
     return socket.create_server(("", port), family=family)
+
+
+def wait_for_listener(address: str, port: int) -> None:
+    """Return as soon as something listens on a port, and after LISTEN_TIMEOUT at the latest."""
+    deadline = time.monotonic() + LISTEN_TIMEOUT
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection((address, port), LISTEN_TIMEOUT):
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def free_port() -> int:

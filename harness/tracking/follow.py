@@ -97,6 +97,9 @@ def main() -> None:
     die_with_parent()
     folders = [SweepFolder(Path(name)) for name in sys.argv[2:]]
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    # This process leads a session, and Linux may share its cores out by sessions.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not be taken for the answer
     with suppress(ImportError):  # a delivery says what is wrong

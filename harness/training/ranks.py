@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from harness.core.errors import BadInput
-from harness.core.ports import listen
+from harness.core.ports import listen, wait_for_listener
 
 CPU = torch.device("cpu")
 
@@ -139,6 +139,9 @@ def _join_store(ranks: Ranks, timeout: timedelta) -> Store:
     listening: dict[str, Any] = {"is_master": False}
     if ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         listening = {"is_master": True, "master_listen_fd": listen(address, port).detach()}
+    else:
+        # A rank that is too early would be refused, and torch tries again only 0.25 to 0.75 s later.
+        wait_for_listener(address, port)
     return TCPStore(address, port, ranks.world_size, timeout=timeout, **listening)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness.core.ports import free_port
 from harness.tracking import Follower, Tracker, TrackerDown, follow
 from tests.factories import make_record, write_sweep, write_trial
 from tests.support.mlflow import everything
+from tests.support.running import wait_until
 
 
 @pytest.fixture
@@ -80,3 +82,14 @@ def test_a_process_that_was_killed_fails_no_run(results: Results, folder: SweepF
     with Follower(results, [folder], None) as follower:
         os.kill(follower.process.pid, signal.SIGKILL)
     assert "ended with -9; harness collect delivers the rest" in str(follower.trouble)
+
+
+@pytest.mark.usefixtures("delivery_processes")
+def test_a_delivery_gives_way_to_trials(results: Results, folder: SweepFolder) -> None:
+    """By its own priority, and by that of its session, by which Linux may share cores out."""
+    with Follower(results, [folder], None) as follower:
+        number = follower.process.pid
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, number) == follow.LOWEST_PRIORITY)
+        group = Path(f"/proc/{number}/autogroup")
+        if group.exists():
+            wait_until(lambda: group.read_text(encoding="ascii").endswith("nice 19\n"))
