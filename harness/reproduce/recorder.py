@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from harness.records.trace import (
     Recording,
     combine,
     encode,
+    trace_path,
     value_name,
     values_path,
 )
@@ -28,7 +28,7 @@ from harness.training.build import TrialParts
 from harness.training.digests import (
     Named,
     add_tensor,
-    full_tensor,
+    dense_copy,
     named_tensors,
     random_states,
     workload_state,
@@ -52,10 +52,10 @@ class Recorder(Hooks):
     parts: TrialParts
     state: TrainingState
     recording: Recording
-    path: Path  # of the trace; next to it are the values if `recording` asks for them
 
     def __post_init__(self) -> None:
-        self._file = self.path.open("wb")
+        self._folder = self.parts.folder.path
+        self._file = trace_path(self._folder, self.parts.mesh.rank).open("wb")
         self._values: dict[str, Tensor] = {}
         self._step = self._micro_step = 0  # that are under way, counted from 1
         self._local_gradients: list[Mark] = []  # of the backward under way, in no fixed order
@@ -72,7 +72,7 @@ class Recorder(Hooks):
             self._write("evaluation", metrics)
         self._file.close()
         if self.recording.values:
-            save_file(self._values, values_path(self.path.parent, self.parts.mesh.rank))
+            save_file(self._values, values_path(self._folder, self.parts.mesh.rank))
 
     def before_segment(self, state: TrainingState, stop: int) -> int:
         """Return the step up to which all steps are recorded, or none is."""
@@ -132,7 +132,7 @@ class Recorder(Hooks):
         """Write the marks of a moment; sharded tensors are gathered, one at a time, as they may not fit."""
         marks = []
         for name, tensor in tensors:
-            marks.append(self._mark(phase, name, full_tensor(tensor)))
+            marks.append(self._mark(phase, name, tensor))
         self._write_marks(marks)
 
     def _write_marks(self, marks: Sequence[Mark]) -> None:
@@ -148,20 +148,12 @@ class Recorder(Hooks):
 
     def _mark(self, phase: str, name: str, tensor: Tensor) -> Mark:
         """Return the mark of a tensor at this moment, and keep the tensor if that is asked for."""
-        digest = digest_tensor(tensor)
-        mark = Mark(self._step, self._micro_step, phase, name, digest)
+        digest = xxhash.xxh3_128()
+        add_tensor(digest.update, tensor)
+        mark = Mark(self._step, self._micro_step, phase, name, digest.hexdigest())
         if self.recording.values:
-            values = tensor.detach().cpu().to_dense()
-            copy = values.clone(memory_format=torch.contiguous_format)
-            self._values[value_name(mark)] = copy
+            self._values[value_name(mark)] = dense_copy(tensor)
         return mark
-
-
-def digest_tensor(tensor: Tensor) -> str:
-    """Return the digest of a tensor on any device, as `harness.records.trace` defines it."""
-    digest = xxhash.xxh3_128()
-    add_tensor(digest.update, tensor.detach().cpu())
-    return digest.hexdigest()
 
 
 def gradients(model: nn.Module) -> Named:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.reproduce.recorder import Recorder
 from harness.training.build import TrialParts
-from harness.training.digests import full_tensor, named_tensors, workload_state
+from harness.training.digests import dense_copy, named_tensors, workload_state
 from harness.training.state import TrainingState
 from harness.training.train import Segment
 
@@ -73,10 +73,9 @@ class SnapshotRecorder(Recorder):
         tensors = {}
         # Rank 0 writes the unsharded tensors, but every rank must take part.
         for name, tensor in _named_tensors(self.parts):
-            unsharded = full_tensor(tensor)
-            tensors[name] = unsharded.contiguous().clone()
+            tensors[name] = dense_copy(tensor)
         if self.parts.mesh.rank == 0:
-            path = snapshot_path(self.path.parent, state.step)
+            path = snapshot_path(self._folder, state.step)
             save_file(tensors, path)
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from harness.core.paths import TrialFolder
 from harness.records.record import RankResult
-from harness.records.trace import read_recording, trace_path
+from harness.records.trace import read_recording
 from harness.reproduce.recorder import Recorder
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training.build import TrialParts
@@ -29,11 +27,9 @@ def trace_rank(
     with joined(folder, ranks) as (assignment, mesh):
         workload = load_workload(assignment)
         parts = TrialParts(assignment, workload, folder, mesh, state)
-        path = trace_path(folder.path, ranks.rank)
         recorder_class = SnapshotRecorder if recording.snapshots else Recorder
         trainer = Trainer(parts, state)
-        with recorder_class(parts, state, recording, path) as trainer.hooks:
+        with recorder_class(parts, state, recording) as trainer.hooks:
             trainer.run(min(recording.last_step, parts.total_steps))
         del parts, trainer  # the process group ends after them
-    losses = np.asarray(state.series["loss"], dtype=np.float32)
-    return replace(entered, loss=losses)
+    return replace(entered, loss=state.result()["loss"])

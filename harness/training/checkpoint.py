@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.core.errors import BadFile, BadInput, NotApplied, StorageError, one_line
+from harness.core.errors import BadFile, BadInput, NotApplied, one_line
 from harness.core.files import storage_error
 from harness.core.paths import fsync_folder, write_atomically
 from harness.records.format import FileFormat, decode_file, sealed_text
@@ -40,7 +40,7 @@ from harness.training.build import TrialParts
 from harness.training.digests import (
     Named,
     State,
-    full_tensor,
+    dense_copy,
     local_part,
     plain_copy,
     workload_state,
@@ -51,12 +51,7 @@ from harness.training.ranks import (
     generator_states,
     restore_generators,
 )
-from harness.training.resuming import (
-    describe_conditions,
-    describe_unsaved,
-    find_changes,
-    find_mismatch,
-)
+from harness.training.resuming import describe_conditions, describe_unsaved, find_changes
 from harness.training.state import COLUMNS, TrainingState
 
 SEAL_SCHEMA = 6
@@ -90,9 +85,10 @@ def write_seal(path: Path, step: int, names: Sequence[str], conditions: Mapping[
 def read_seal(path: Path, conditions: Mapping[str, str]) -> Seal:
     """Return a seal; raises BadFile for other conditions, and for files that are not as they were."""
     seal = decode_file(Seal, path, SEAL_FORMAT)
-    mismatch = find_mismatch(seal.conditions, conditions)
-    if mismatch is not None:
-        raise BadFile(f"{path.parent}: {mismatch}")
+    for name in {**conditions, **seal.conditions}:
+        present, expected = seal.conditions.get(name), conditions.get(name)
+        if present != expected:
+            raise BadFile(f"{path.parent}: {name}: found {present}; allowed: {expected}")
     for name, digest in seal.files.items():
         file = path.with_name(name)
         if not file.exists() or file_digest(file) != digest:
@@ -121,48 +117,44 @@ class Checkpointer:
         self._replicas = 1 if parts.strategy.shards_parameters else parts.mesh.world_size
         self._folder = parts.folder.resume_checkpoints
         self._series_path = self._folder / f"rank{self._rank}.series"
-        self._rows = 0  # of the series that are written and count
         self._rules = parts.assignment.saves or CheckpointRules()
-        self._before_training: State | None = describe_unsaved(parts)  # until it saves
-        # What training has changed by the first save and no checkpoint has: none is written then.
+        self._before_training = describe_unsaved(parts)
+        # What training has changed and no checkpoint has: from then on, none is written.
         self._unsaved: str | None = None
         # They must be the same for a trial to resume.
         self._conditions = describe_conditions(parts)
         self._writer = Thread()  # of the save that is under way
         self._copies: list[Tensor] = []  # that it writes
         self._memory: Iterator[Tensor] = iter(())  # for the copies that are made now
-        self._begun_step = 0  # of the last save
-        self._last = time.monotonic()  # when it, or this attempt, began
+        self._last = time.monotonic()  # when the last save, or this attempt, began
         self._written_step = 0  # by this rank; 0 while it writes, and if it could not
-        self.resumed_at = 0  # the steps done by earlier attempts
-        self.saved_step = 0  # what a death would go back to
+        self.saved_step = 0  # by all ranks: what a death would go back to
 
     # Saving
 
-    def votes(self, step: int) -> tuple[bool, bool, bool]:
+    def votes(self, step: int) -> tuple[bool, int]:
         """Return what ranks agree on by their smallest numbers: `on_agreement` takes them."""
-        is_idle = not self._writer.is_alive()
-        return not self._is_due(step), is_idle, self._written_step == self._begun_step
+        return self._may_begin(step), self._written_step
 
-    def _is_due(self, step: int) -> bool:
-        """Return whether a save should begin. Of times, rank 0's clock decides."""
-        if step == self._parts.total_steps or self._unsaved is not None:
+    def _may_begin(self, step: int) -> bool:
+        """Return whether a save may begin for all that this rank knows. Of times, rank 0's clock decides."""
+        is_last = step == self._parts.total_steps
+        if is_last or self._unsaved is not None or self._writer.is_alive():
             return False
         if self._rules.steps is not None:
             return step % self._rules.steps == 0
-        if self._rules.seconds is None or self._rank != 0:
+        if self._rules.seconds is None:
             return False
-        return time.monotonic() - self._last >= self._rules.seconds
+        return self._rank != 0 or time.monotonic() - self._last >= self._rules.seconds
 
     def on_agreement(self, agreed: Sequence[int], state: TrainingState) -> bool:
         """Take note of a save that all ranks have written, and begin one that is due.
 
         `agreed` are the smallest of all ranks' votes. Returns whether one was begun.
         """
-        not_due, all_idle, all_written = agreed
-        if all_idle and all_written:
-            self._keep_begun()
-        if not_due or not all_idle:
+        begins, written_step = agreed
+        self._keep(written_step)
+        if not begins:
             return False
         with state.timed("checkpoint"):
             content = self._capture(state)
@@ -181,30 +173,31 @@ class Checkpointer:
         `interrupted_by` is the name of the signal that asked for it.
         """
         self._write(self._capture(state, interrupted_by), state)
-        (all_written,) = all_reduce_min(self._written_step == state.step)
-        if all_written:
-            self._keep_begun()
-        return bool(all_written)
+        (written_step,) = all_reduce_min(self._written_step)
+        self._keep(written_step)
+        return written_step == state.step
 
     def _capture(self, state: TrainingState, interrupted_by: str | None = None) -> State:
         """Return a copy on the CPU of all that this rank saves of now.
 
         Every rank must call this.
         """
-        self._begun_step, self._last = state.step, time.monotonic()
+        self._last = time.monotonic()
         self._written_step = 0
         saved = {"step": state.step, "at": time.time(), "signal": interrupted_by}
-        rows = np.column_stack([values[self._rows :] for values in state.series.values()])
-        content: State = {"saved": saved, "state": state.to_dict(), "rows": rows}
-        if self._before_training is not None:
-            self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
-            self._before_training = None
+        content: State = {"saved": saved, "state": state.to_dict()}
+        self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
+        # What ranks have together: each all of it, or its shards.
+        shared = {
+            "model": self._parts.model.state_dict(),
+            "optimizer": self._step.optimizer.state_dict(),
+        }
         # A writer that has not ended still needs its copies.
         self._memory = iter(() if self._writer.is_alive() else self._copies)
         self._copies = []
         try:
             content |= plain_copy(self._own_state(), "checkpoint", self._copy)
-            content["shared"] = plain_copy(self._shared_state(), "checkpoint", self._copy_rows)
+            content["shared"] = plain_copy(shared, "checkpoint", self._copy_rows)
         except NotApplied as error:
             self._unsaved = str(error)
         return content
@@ -230,13 +223,6 @@ class Checkpointer:
         if self._replicas == 1 or not has_rows:
             return self._copy(tensor)
         return {ROWS: self._copy(tensor.tensor_split(self._replicas)[self._rank])}
-
-    def _shared_state(self) -> State:
-        """Return the state that ranks have together: each all of it, or its shards."""
-        return {
-            "model": self._parts.model.state_dict(),
-            "optimizer": self._step.optimizer.state_dict(),
-        }
 
     def _own_state(self) -> State:
         """Return what else training changes of the parts: nested dicts of tensors and plain values."""
@@ -265,37 +251,40 @@ class Checkpointer:
 
         A thread may call it.
         """
-        step, rows = content["saved"]["step"], content.pop("rows")
+        step = content["saved"]["step"]
+        if self._unsaved is not None:
+            state.note_unsaved(
+                f"step {step} was not saved: {self._unsaved}; the next attempt starts from step"
+                f" {self.saved_step}"
+            )
+            return
+        rows = [values[self.saved_step : step] for values in state.series.values()]
         seal_path = self._seal_path(step)
         path = seal_path.with_suffix(".pt")
         try:
-            if self._unsaved is not None:
-                raise StorageError(f"{self._unsaved}; the next attempt starts from step 0")
             path.parent.mkdir(parents=True, exist_ok=True)
-            seal_path.unlink(missing_ok=True)  # of another attempt
-            with self._series_path.open("ab") as file:
-                file.truncate(self._rows * ROW_BYTES)  # after what a failure has left
-                file.write(rows.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            self._rows = step
-            with path.open("wb") as file:
+            self._series_path.touch()
+            with self._series_path.open("r+b") as series, path.open("wb") as file:
+                # Over those that an attempt, or a save that failed, has left.
+                series.seek(self.saved_step * ROW_BYTES)
+                series.write(np.column_stack(rows).tobytes())
+                series.truncate()
                 torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
+                for written in (series, file):
+                    written.flush()
+                    os.fsync(written.fileno())
             write_seal(seal_path, step, [path.name], self._conditions)
             fsync_folder(self._folder)
             self._written_step = step
         except Exception as error:  # of any kind: training goes on
-            ours = error if isinstance(error, StorageError) else storage_error(error, path)
-            problem = ours or one_line(error)
+            problem = storage_error(error, path) or one_line(error)
             state.note_unsaved(f"step {step} was not saved: {problem}")
 
-    def _keep_begun(self) -> None:
-        """Count on the checkpoint that was begun last, which all ranks have written, and remove old ones."""
-        if self._begun_step == self.saved_step:
+    def _keep(self, step: int) -> None:
+        """Count on a checkpoint that all ranks have written, and remove old ones; 0 is none."""
+        if step <= self.saved_step:
             return
-        self.saved_step = self._begun_step
+        self.saved_step = step
         if self._rank == 0:
             # Another rank may have begun a later one.
             whole = [step for step in self._newest_first() if step <= self.saved_step]
@@ -310,23 +299,18 @@ class Checkpointer:
         It goes into `state` and into all that this object was made with. `state` also gets the
         interruption that this puts an end to, and the checkpoints that were passed over.
         """
-        faults: list[str] = []
         for step in broadcast_from_rank_0(self._newest_first()):
-            folder = self._seal_path(step).parent
             fault = self._find_fault(step)
             (are_all_sound,) = all_reduce_min(fault is None)
             if are_all_sound:
                 self._resume_at(step, state)
                 break
-            if fault is None:
-                fault = f"{folder}: another rank can't resume from it"
             if fault:
                 print(f"not resumed from {fault}", flush=True)
-                faults.append(fault)
+                state.refused_checkpoints.append(fault)
             if self._rank == 0:
                 # Parts that this attempt writes must not be taken together with those of an earlier one.
-                shutil.rmtree(folder, ignore_errors=True)
-        state.refused_checkpoints += faults
+                shutil.rmtree(self._seal_path(step).parent, ignore_errors=True)
 
     def _resume_at(self, step: int, state: TrainingState) -> None:
         """Restore a checkpoint that all ranks hold."""
@@ -334,8 +318,7 @@ class Checkpointer:
         saved = content["saved"]
         rows = np.fromfile(self._series_path, count=step * len(COLUMNS))
         state.resume_from(content["state"], rows.reshape(step, -1))
-        self._rows = step
-        self.resumed_at = self.saved_step = self._begun_step = self._written_step = step
+        self.saved_step = step
         lost_seconds = max(0.0, time.time() - saved["at"])
         state.interruptions.append(Interruption(**saved, lost_seconds=lost_seconds))
 
@@ -466,25 +449,22 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
         if name.endswith(EXTRA):
             rest["extra"][name] = value
             continue
-        whole = full_tensor(value)
+        copy = dense_copy(value)
         if parts.mesh.rank == 0:  # others keep none of them
-            weights[name] = whole.to_dense().clone(memory_format=torch.contiguous_format)
+            weights[name] = copy
     if parts.mesh.rank != 0:
         return None
     folder = parts.folder.best_checkpoints
-    aside = folder.with_name(f".{folder.name}")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        save_file(weights, aside / WEIGHTS_FILE)
-        torch.save(rest, aside / REST_FILE)
-        of_trial = {"trial": parts.assignment.trial.id}
-        write_seal(aside / SEAL_FILE, state.step, [WEIGHTS_FILE, REST_FILE], of_trial)
         shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        folder.mkdir(parents=True)
+        save_file(weights, folder / WEIGHTS_FILE)
+        torch.save(rest, folder / REST_FILE)
+        of_trial = {"trial": parts.assignment.trial.id}
+        write_seal(folder / SEAL_FILE, state.step, [WEIGHTS_FILE, REST_FILE], of_trial)
         return str(folder.relative_to(parts.folder.path))
     except Exception as error:  # of the disk, or a tensor that safetensors does not know
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         problem = storage_error(error, folder) or one_line(error)
         state.note_unsaved(f"the best model, step {state.step}, was not saved: {problem}")
         return None

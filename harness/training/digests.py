@@ -31,6 +31,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()
 
 
+def dense_copy(tensor: Tensor) -> Tensor:
+    """Return a dense, contiguous copy of the unsharded tensor on the CPU; see `full_tensor`."""
+    return full_tensor(tensor).to_dense().clone(memory_format=torch.contiguous_format)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, and any other tensor as it is; they share memory."""
     to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
@@ -63,17 +68,15 @@ def digest_tensors(tensors: Named) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name}\0".encode())
-        add_tensor(digest.update, full_tensor(tensor))
+        add_tensor(digest.update, tensor)
     return digest.hexdigest()
 
 
 def add_tensor(update: Callable[[bytes], object], tensor: Tensor) -> None:
-    """Add type, shape and bytes of a tensor on the CPU to a digest; a sparse one counts as dense."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+    """Add type, shape and bytes of a tensor to a digest; a sparse one counts as dense."""
     # A copy, because an array that shares a tensor's memory fixes the size of that memory, and
     # FSDP2 frees its parameters by resizing theirs to nothing.
-    values = tensor.clone(memory_format=torch.contiguous_format)
+    values = dense_copy(tensor)
     update(f"{values.dtype}\0{tuple(values.shape)}\0".encode())
     update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
 

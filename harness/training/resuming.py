@@ -71,14 +71,6 @@ def describe_conditions(parts: TrialParts) -> dict[str, str]:
     return conditions
 
 
-def find_mismatch(present: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
-    """Return how the conditions of a checkpoint differ from the expected ones, None if they do not."""
-    for name in {**expected, **present}:
-        if present.get(name) != expected.get(name):
-            return f"{name}: found {present.get(name)}; allowed: {expected.get(name)}"
-    return None
-
-
 def find_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return what differs between two descriptions of a state, and what is needed; None for nothing."""
     names = sorted({*now, *before})
@@ -104,9 +96,8 @@ def describe_unsaved(parts: TrialParts) -> dict[str, Any]:
                 described[f"{name}.{attribute}"] = [_describe(part) for part in values]
     for name, buffer in model.named_buffers():
         described[f"the shape of buffer {name}"] = buffer.shape
-    values = islice(_walk(parts.splits.train, restored), MOST_VALUES)
     generators: list[object] = []
-    for value in values:
+    for value in islice(_walk(parts.splits.train, restored), MOST_VALUES):
         if isinstance(value, GENERATORS):
             generators.append(_describe(value))
     if generators and parts.axes.num_workers:

@@ -70,9 +70,10 @@ class TrainingState(msgspec.Struct):
         """Take over what `to_dict` returned in an earlier attempt, and `rows`, shape (steps, COLUMNS).
 
         Seconds that this attempt has spent already, reading data for example, are added to its
-        phases.
+        phases, and checkpoints that it has refused to those that it had refused.
         """
         earlier = msgspec.convert(content, TrainingState)
+        earlier.refused_checkpoints += self.refused_checkpoints
         for phase, seconds in self.phases.items():
             earlier.add_seconds(phase, seconds)
         for name in content:

@@ -384,7 +384,7 @@ class Trainer:
         self.progress.report("interrupted", state.step)
         self.checkpointer.stop()
         problem = ""
-        has_trained = state.step > self.checkpointer.resumed_at
+        has_trained = state.step > self.checkpointer.saved_step
         is_saved = not has_trained or self.checkpointer.save(state, interrupted_by=SIGNAL.name)
         if state.unsaved and not is_saved:
             problem = f"; {state.unsaved[-1]}"

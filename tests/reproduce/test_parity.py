@@ -13,7 +13,7 @@ from harness.analysis.parity import CellParity, SweepParity
 from harness.core.errors import BadInput, HarnessError
 from harness.core.paths import TrialFolder
 from harness.records.assignment import Assignment
-from harness.records.trace import Recording, read_traces, trace_path
+from harness.records.trace import Recording, read_traces
 from harness.reproduce.parity import measure_parity, plan_parity
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.reproduce.tracing import TracedRun, TracedTrial
@@ -59,8 +59,7 @@ class InProcessTracer:
         if self.noise:
             with torch.no_grad():
                 next(parts.model.parameters()).add_(self.noise * self.runs)
-        path = trace_path(folder.path, 0)
-        with SnapshotRecorder(parts, state, recording, path) as recorder:
+        with SnapshotRecorder(parts, state, recording) as recorder:
             Trainer(parts, state, recorder).run()
         self.steps[name] = state.step
         traces = read_traces(folder.path, 1)

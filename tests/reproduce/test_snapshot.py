@@ -15,10 +15,10 @@ from torch import Tensor
 from harness.core.errors import HarnessError
 from harness.records.trace import Mark, value_name
 from harness.reproduce.divergence import RankMark
-from harness.reproduce.recorder import digest_tensor
 from harness.reproduce.snapshot import MOST_ELEMENTS, MOST_SNAPSHOTS, snapshot_path, snapshot_steps
 from harness.reproduce.trajectory import distance, distances
 from harness.reproduce.values import TensorDifference, difference, ulp_distance
+from harness.training.digests import digest_tensors
 
 
 @given(total=st.integers(1, 10_000), elements=st.integers(1, 2**31))
@@ -109,7 +109,7 @@ def test_units_in_the_last_place_count_floats() -> None:
 
 @pytest.mark.parametrize("tensor", [torch.empty(0), torch.tensor(1.0), torch.tensor(math.nan)])
 def test_tensors_without_dimensions_elements_or_numbers_have_digests(tensor: Tensor) -> None:
-    assert digest_tensor(tensor) == digest_tensor(tensor.clone())
+    assert digest_tensors([("a", tensor)]) == digest_tensors([("a", tensor.clone())])
 
 
 def compare_values(folder: Path, a: Tensor, b: Tensor) -> TensorDifference:

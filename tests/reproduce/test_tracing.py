@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from harness.core.paths import TrialFolder
-from harness.records.trace import Recording, read_traces, trace_path
+from harness.records.trace import Recording, read_traces
 from harness.reproduce.recorder import Recorder
 from harness.reproduce.tracing import TraceDiff, TracedRun, TracedTrial, diff_traced
 from harness.sweep.cell import Trial
@@ -122,7 +122,7 @@ class InProcessTracer:
         assignment = replace(make_assignment(steps=6), trial=replace(traced.trial, seed=0))
         state = TrainingState()
         parts = TrialParts(assignment, workload, folder, SINGLE_RANK, state)
-        with Recorder(parts, state, recording, trace_path(folder.path, 0)) as recorder:
+        with Recorder(parts, state, recording) as recorder:
             Trainer(parts, state, recorder).run(min(recording.last_step, 6))
         traces = read_traces(folder.path, 1)
         return TracedRun(trial=traced.trial, folder=folder.path, traces=traces)

@@ -142,7 +142,7 @@ def test_sparse_gradients_are_traced(tmp_path: Path) -> None:
     trainer = make_trainer(make_assignment(steps=4), Sparse(Settings(), Settings()), tmp_path)
     path = trace_path(tmp_path, 0)
     recording = Recording(last_step=4, values=True)
-    with Recorder(trainer.parts, trainer.state, recording, path) as trainer.hooks:
+    with Recorder(trainer.parts, trainer.state, recording) as trainer.hooks:
         trainer.run()
     marks = decode_trace(path.read_bytes(), path)
     assert {mark.step for mark in marks} == {4}

@@ -180,3 +180,18 @@ def test_a_trial_with_a_state_that_nobody_saves_starts_again_and_says_so(
     assert resumed.state.interruptions == []
     assert resumed.state.series["loss"] == whole.state.series["loss"]
     assert digest_of(resumed) == digest_of(whole)
+
+
+def test_a_state_that_changes_after_a_save_keeps_later_ones_from_being_made(tmp_path: Path) -> None:
+    """The next attempt resumes from the save before, which needs nothing that is not in it."""
+    trainer = trained(tmp_path, Points, stop=STOP)
+    vars(trainer.parts.workload)["late"] = 1
+    trainer.run(STOP + 1)
+    assert not trainer.checkpointer.save(trainer.state)
+    (line,) = trainer.state.unsaved
+    assert line.startswith(
+        f"step {STOP + 1} was not saved: training has changed Points.late, which"
+    )
+    assert line.endswith(f"; the next attempt starts from step {STOP}")
+    resumed = trained(tmp_path, Points)
+    assert [interruption.step for interruption in resumed.state.interruptions] == [STOP]

@@ -213,7 +213,7 @@ def test_a_disk_that_refuses_the_best_model_costs_a_message_and_no_trial(
     assert result.rank0 is not None
     assert result.rank0.checkpoint is None, "nothing is called the best that is not there"
     assert re.match(r"the best model, step \d+, was not saved: .*No space", result.unsaved[0])
-    assert not folder.best_checkpoints.with_name(".best").exists(), "nothing is left of it"
+    assert not folder.best_checkpoints.exists(), "nothing is left of it"
 
 
 def test_the_best_weights_are_a_file_of_safetensors(tmp_path: Path) -> None:
