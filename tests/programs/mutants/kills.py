@@ -109,7 +109,7 @@ class OnSlurm:
     def is_over(self, results: Results) -> bool:
         """Let jobs run besides that Slurm holds after many requeues, as `harness status` shows."""
         rows = trial_rows(results.path)
-        for job in {row["job"] for row in rows if row["job"] and "held" in row["detail"].lower()}:
+        for job in {row["job"] for row in rows if row["job"] and "Hold" in row["detail"]}:
             subprocess.run(["scontrol", "release", str(job)], check=True)
         return {row["state"] for row in rows} <= FINAL_STATES
 
