@@ -3,10 +3,10 @@
 Torch calls hooks before and after the step of every optimizer. A step of the training ends where the
 leading optimizer has stepped: the one that stepped first, until another one steps twice without it.
 So of a critic and a generator in turn it is a step of the critic, with five critics' steps to one of the
-generator as well, and optimizers one after the other, as of folds, have all their steps counted. One that
-is made anew for the same parameters takes the place of the old one. What happens between two steps
-belongs to the second one, but for pauses (`script_watch`). Of the first step only the optimizer's part is
-seen, so it is always one of the warm-up.
+generator as well, and optimizers one after the other, as of folds, have all their steps counted. Optimizers
+are told apart by their first parameters: one that is made anew for the same ones goes on with the steps of
+the old one. What happens between two steps belongs to the second one, but for pauses (`script_watch`). Of
+the first step only the optimizer's part is seen, so it is always one of the warm-up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
@@ -47,7 +46,7 @@ from harness.training.digests import add_tensor, local_part
 from harness.training.entry import environment_of, prepare_rank
 from harness.training.progress import ProgressFile
 from harness.training.ranks import Ranks, choose_device, seed_everything
-from harness.training.script_watch import LoadedSamples, Pauses, Reports, first_parameter, watch
+from harness.training.script_watch import LoadedSamples, Pauses, Reports, parameters_of, watch
 from harness.training.state import TrainingState
 from harness.training.train import SEGMENT_SECONDS, Hooks, Segment
 from workloads.importing import make_importable
@@ -78,13 +77,13 @@ class ScriptObserver:
         device = _visible_device(self.assignment, self.ranks)
         self.memory = PeakMemory(device)
         self.clock = StepClock(device)
-        cores = self.assignment.lane.cores
-        self.telemetry = TelemetrySampler(device, warmup=cell.warmup, cores=cores)
-        # Those that step in the present part of the script: of a fold that is over, nothing is kept alive.
-        self.optimizers: dict[Optimizer, None] = {}
+        self.telemetry = TelemetrySampler(device, cell.warmup, self.assignment.lane.cores)
+        # Those that step in the present part of the script, by their first parameters, the leader first:
+        # of a fold that is over, nothing is kept alive.
+        self.optimizers: dict[torch.Tensor | None, Optimizer] = {}
         self.pauses = Pauses(self.optimizers)
         self.reports = Reports()
-        self.loaded = LoadedSamples(self.pauses, self.reports)
+        self.loaded = LoadedSamples(self.pauses)
         self.metrics: dict[str, float] = {}  # the newest value of each
         self.target = LOSS  # of a script that reports no metric
         if cell.workload.target is not None:
@@ -95,13 +94,12 @@ class ScriptObserver:
         # the main thread destroys a gloo group with the GIL, which the group's own thread needs for
         # dropping the tensors of the last collective.
         self._process_group: dist.ProcessGroup | None = None
-        self._leader: Optimizer | None = None
         self._stepping: Optimizer | None = None  # others step within it if it wraps them
+        self._leads = False  # whether it is the leader
         # Of others since the last step, their own as marks of the clock.
-        self._others: dict[Optimizer, int] = {}
-        self._segment_start = 0  # the steps that were done when the segment began
-        self._segment_stop = 0  # and those after which it ends at the latest
-        self._began = self._segment_began = time.perf_counter()
+        self._others: dict[torch.Tensor | None, int] = {}
+        self._segment_stop = 0  # the steps after which the segment ends at the latest
+        self._segment_began = time.perf_counter()  # before the first one, when the script did
 
     # What torch and the script call
 
@@ -110,15 +108,20 @@ class ScriptObserver:
         if self._stepping not in (None, optimizer) or self._is_initialization(optimizer):
             return
         self._stepping = optimizer
-        if self._leader is None:
-            self._leader, self._process_group = optimizer, dist.group.WORLD
-            self.optimizers[optimizer] = None
+        parameter = next(parameters_of(optimizer), None)
+        if not self.optimizers:
+            self._process_group = dist.group.WORLD
             self.state.training_began_at = time.time()
-            self.state.add_seconds("build", time.perf_counter() - self._began)
+            self.state.add_seconds("build", time.perf_counter() - self._segment_began)
             self._begin_segment()
-        elif optimizer not in self.optimizers or optimizer in self._others:
-            self._let_lead(optimizer)
-        if optimizer is self._leader and not self.clock.running:
+        elif parameter in self._others:  # a second time without the leader: it leads from now on
+            self.optimizers.clear()
+            if self.clock.running:  # its first step counts as well
+                self.clock.end_step_at(self._others[parameter])
+                self._count_step()
+        self.optimizers[parameter] = optimizer
+        self._leads = parameter is next(iter(self.optimizers))
+        if self._leads and not self.clock.running:
             raise _LengthReached
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -127,10 +130,11 @@ class ScriptObserver:
             return  # it had begun before it was watched
         self._stepping = None
         self.reports.has_backward = False
-        self.pauses.end()
+        self.pauses.is_evaluated = False  # though nothing may have called `train`
         self.loaded.end_step()
-        if optimizer is not self._leader:
-            self._others[optimizer] = self.clock.mark()
+        if not self._leads:
+            parameter = next(parameters_of(optimizer), None)
+            self._others[parameter] = self.clock.mark()
             return
         self.clock.end_step()
         self._count_step()
@@ -146,8 +150,7 @@ class ScriptObserver:
         if samples is not None and samples < 0:
             raise ValueError(f"harness.report: samples: found {samples}; allowed: 0 or more")
         self.reports.add(step, loss, samples)
-        for name, value in metrics.items():
-            self.metrics[name] = float(value)
+        self.metrics |= {name: float(value) for name, value in metrics.items()}
         if target not in metrics:
             return
         if not math.isfinite(self.metrics[target]):
@@ -165,24 +168,9 @@ class ScriptObserver:
 
         `torch.distributed.checkpoint.state_dict` steps a new optimizer at a rate of zero, without a backward.
         """
-        if optimizer.state or self.reports.has_backward:
+        if self.reports.has_backward:
             return False
-        rates = {float(group.get("lr", 1.0)) for group in optimizer.param_groups}
-        return rates == {0.0}
-
-    def _let_lead(self, optimizer: Optimizer) -> None:
-        """Let an optimizer lead that steps twice without the leader, or is the leader made anew."""
-        assert self._leader is not None
-        if optimizer in self._others:
-            self._leader = optimizer
-            self.optimizers.clear()
-            if self.clock.running:  # its first step counts as well
-                self.clock.end_step_at(self._others[optimizer])
-                self._count_step()
-        elif first_parameter(optimizer) is first_parameter(self._leader):
-            del self.optimizers[self._leader]
-            self._leader = optimizer
-        self.optimizers[optimizer] = None
+        return all(group.get("lr") == 0.0 for group in optimizer.param_groups)
 
     def _count_step(self) -> None:
         """Count a step that has ended."""
@@ -193,28 +181,31 @@ class ScriptObserver:
     @property
     def samples_per_step(self) -> float | None:
         """The mean samples of a step at this rank: reported, else of torch's loaders; None if unknown."""
-        reported = self.reports.samples_per_step(self.state.step)
-        if reported is None and self.loaded.total > 0:
-            return self.loaded.total / self.state.step
-        return reported
+        steps = self.state.step
+        # A step that never ended lacks some of its own.
+        reported = [samples for step, samples in self.reports.samples.items() if step < steps]
+        if reported:
+            return sum(reported) / len(reported)
+        if self.loaded.total > 0:
+            return self.loaded.total / steps
+        return None
 
     # Segments
 
     def _begin_segment(self) -> None:
         """Begin a segment, whose clock starts once the device has finished its work."""
-        step = self.state.step
         stop = self.length or MAX_STEPS
-        if step < self.cell.warmup:  # telemetry begins with a segment
+        if self.state.step < self.cell.warmup:  # telemetry begins with a segment
             stop = min(stop, self.cell.warmup)
         self._segment_stop = self.hooks.before_segment(self.state, stop)
-        self._segment_start = step
         self.telemetry.begin_segment()
         self.clock.start()
         self._segment_began = time.perf_counter()
 
     def _end_segment(self) -> None:
         """End the segment and keep its numbers, those of its steps without pauses."""
-        state, start = self.state, self._segment_start
+        state = self.state
+        start = len(state.series["loss"])
         times = self.clock.stop()
         self.telemetry.end_segment(state.step - start)
         pauses = self.pauses.lengthening(times.steps)
@@ -228,18 +219,19 @@ class ScriptObserver:
         if self.samples_per_step is not None:
             unit = "samples/s"
             rate *= self.samples_per_step * self.ranks.world_size
-        reported = losses[~np.isnan(losses)].tolist()
-        loss = reported[-1] if reported else None
+        loss = self.reports.latest_loss
         self.progress.report("train", state.step, rate=rate, unit=unit, loss=loss)
         self.hooks.after_segment(state, segment)
 
     def finish(self) -> None:
         """Keep the numbers of the steps since the last segment, once the script has ended."""
         state = self.state
-        if self.clock.running and state.step > self._segment_start:
+        if state.step > len(state.series["loss"]):
             self._end_segment()
-        # Of the last step of a segment it may have been reported after that.
-        state.series["loss"] = self.reports.mean_losses(0, state.step).tolist()
+        # Of the last step of a segment it may have been reported after that, and one of a step that
+        # never ended may be NaN.
+        losses = self.reports.mean_losses(0, state.step + 1)
+        state.series["loss"] = losses[:-1].tolist()
 
     # Results
 
@@ -262,9 +254,8 @@ class ScriptObserver:
                 f"world_size={count} had no effect: no rank joined a process group, so these are {count}"
                 f" independent trainings; let {uses} call init_process_group"
             )
-        # It may be a loss of the step after the last one, which never ended.
-        bad_step = min(self.reports.first_bad_step + 1, steps)
         if math.isfinite(self.reports.first_bad_step):
+            bad_step = min(self.reports.first_bad_step + 1, steps)
             problem = f"the loss became NaN or infinite at step {bad_step} of {steps}"
             raise NonFiniteLoss(problem, rank=self.ranks.rank)
 
@@ -275,10 +266,9 @@ class ScriptObserver:
         ranks can't put them together any more.
         """
         digest = hashlib.sha256()
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    add_tensor(digest.update, local_part(parameter).detach().cpu())
+        for optimizer in self.optimizers.values():
+            for parameter in parameters_of(optimizer):
+                add_tensor(digest.update, local_part(parameter).detach().cpu())
         return digest.hexdigest()
 
     def result(self, entered: RankResult) -> RankResult:
@@ -356,9 +346,8 @@ def execute(assignment: Assignment, folder: TrialFolder) -> None:
     os.chdir(base)
     sys.argv = [str(path), *script_arguments(assignment, folder)]
     if reference.launch == "python":
-        for name in list(os.environ):
-            if OF_TORCHRUN.match(name):
-                del os.environ[name]
+        for name in filter(OF_TORCHRUN.match, list(os.environ)):
+            del os.environ[name]
     try:
         if reference.module is None:
             runpy.run_path(str(path), run_name="__main__")

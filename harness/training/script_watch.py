@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
@@ -37,60 +36,44 @@ Loader = DataLoader[Any]
 class Pauses:
     """The time without gradients: under `no_grad`, in evaluation, and while files are saved."""
 
-    def __init__(self, optimizers: Mapping[Optimizer, object]) -> None:
-        """Watch models that these optimizers train, which may be added later."""
-        self._optimizers = optimizers
-        self._thread = threading.get_ident()  # others, as of loaders, do not count
+    def __init__(self, trained: Mapping[Tensor | None, Optimizer]) -> None:
+        """Watch models with a parameter that is the first of an optimizer; more may be added later."""
+        self._trained = trained
         self._depth = 0  # of the blocks that the script is in
         self._block_began = 0.0
-        self._evaluation_began: float | None = None  # as if all pauses of the step were in it
+        # Of an evaluation after which nothing calls `train`, the pause is its blocks.
+        self.is_evaluated = False
+        self._evaluation_began = 0.0  # as if all pauses of the step were in it
         self._seconds = 0.0  # since the last step
         self._of_steps: list[float] = []  # the seconds of each step
 
     @property
     def is_paused(self) -> bool:
         """Return whether what happens now is no training."""
-        return self._depth > 0 or self._evaluation_began is not None
+        return self._depth > 0 or self.is_evaluated
 
     def enter(self, *_: Any) -> None:
         """Note that a block without gradients begins."""
-        if threading.get_ident() != self._thread:
-            return
         if not self._depth:
             self._block_began = time.perf_counter()
         self._depth += 1
 
     def leave(self, *_: Any) -> None:
         """Note that the block ends."""
-        if threading.get_ident() != self._thread or not self._depth:
-            return
         self._depth -= 1
         if not self._depth:
             self._seconds += time.perf_counter() - self._block_began
 
     def set_mode(self, module: torch.nn.Module, mode: bool = True) -> None:
         """Note that a module that is trained is evaluated from now on, or trained again."""
-        began = self._evaluation_began
-        if mode == (began is None) or not self._trains(module):
-            return
+        if mode != self.is_evaluated or self._trained.keys().isdisjoint(module.parameters()):
+            return  # as of a normalization that is frozen
         now = time.perf_counter()
-        if began is None:
+        if mode:  # all of it is one pause, blocks within it or not
+            self._seconds = now - self._evaluation_began
+        else:
             self._evaluation_began = now - self._seconds
-        else:  # all of it is one pause, blocks within it or not
-            self._seconds = now - began
-            self._evaluation_began = None
-
-    def _trains(self, module: torch.nn.Module) -> bool:
-        """Return whether a module is trained, unlike a normalization that is frozen."""
-        trained = {id(first_parameter(optimizer)) for optimizer in self._optimizers}
-        return not trained.isdisjoint(map(id, module.parameters()))
-
-    def end(self) -> None:
-        """Note that something is trained, though nothing may have called `train`.
-
-        Of an evaluation after which nothing calls it, the pause is its blocks.
-        """
-        self._depth, self._evaluation_began = 0, None
+        self.is_evaluated = not mode
 
     def end_step(self) -> None:
         """Note that a step has ended, to which the time since the last one belongs."""
@@ -99,11 +82,9 @@ class Pauses:
 
     def lengthening(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return by how many seconds the newest steps, which took `steps`, are longer for a pause."""
-        pauses = np.asarray(self._of_steps)
-        usual = np.median(pauses)
-        newest = pauses[-len(steps) :]
-        excess: NDArray[np.float64] = newest - usual
-        excess[newest <= PAUSE_RATIO * usual] = 0.0
+        usual = np.median(self._of_steps)
+        newest = np.asarray(self._of_steps[-len(steps) :])
+        excess = np.where(newest > PAUSE_RATIO * usual, newest - usual, 0.0)
         # The clock of a GPU may see less of a pause than the host.
         return np.minimum(excess, steps)
 
@@ -115,49 +96,36 @@ class LoadedSamples:
     Those of the loader that yielded last before an optimizer steps, and of others that yielded as many
     batches, as in a `zip`: a validation that is not in evaluation mode is not trained with.
 
-    What a batch was for is known once the script asks for the next one, or steps: a loop may call `train`
-    in each step, after it got the batch. One that was got in a pause is trained with only where no other
-    loader has yielded for the step.
+    What a loader yielded last in a pause counts only where no other has yielded for the step: a loop may
+    call `train` in each step, after it got the batch, and an evaluation may keep its loader for the next one.
     """
 
     pauses: Pauses
-    reports: Reports
     total: float = 0.0  # NaN after a batch whose size can't be told
-    # The sizes of batches that the script has now, and whether it got them in a pause.
-    _open: dict[Loader, tuple[float, bool]] = field(default_factory=dict)
-    # The sizes of batches by loader, the latest loader last.
-    _pending: dict[Loader, list[float]] = field(default_factory=dict)
+    # The sizes of batches since the last step by loader, the latest loader last, and whether the newest one
+    # was got in a pause.
+    _pending: dict[Loader, tuple[list[float], bool]] = field(default_factory=dict)
 
     def count(self, loader: Loader, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, and count those that are not used in a pause."""
-        for batch in batches:
-            self._open[loader] = batch_samples(batch), self.pauses.is_paused
-            try:
+        """Yield the batches of a loader, and count them unless they end in a pause, as an evaluation does."""
+        try:
+            for batch in batches:
+                sizes, _ = self._pending.pop(loader, ([], False))
+                self._pending[loader] = [*sizes, batch_samples(batch)], self.pauses.is_paused
                 yield batch
-            finally:
-                self._close(loader)
-
-    def _close(self, loader: Loader) -> None:
-        """Add the batch that the script has of a loader to those of the step, unless it is of a pause."""
-        size, is_late = self._open.pop(loader, (None, True))  # none where a step has counted it
-        had_backward = self.reports.has_backward and not is_late  # before the pause
-        if size is not None and (had_backward or not self.pauses.is_paused):
-            self._pending[loader] = [*self._pending.pop(loader, []), size]
+        finally:
+            if self.pauses.is_paused:
+                self._pending.pop(loader, None)
 
     def end_step(self) -> None:
         """Count what the step was made of."""
-        for loader, (_, is_late) in list(self._open.items()):
-            if not is_late:
-                self._close(loader)
-        for loader in reversed(list(self._open)):
-            if not self._pending or loader in self._pending:
-                self._close(loader)
-        self._open.clear()
+        all_are_late = all(is_late for _, is_late in self._pending.values())
         batches = 0  # that the latest loader has yielded
-        for sizes in reversed(self._pending.values()):
-            batches = batches or len(sizes)
-            if len(sizes) == batches:
-                self.total += sum(sizes)
+        for sizes, is_late in reversed(self._pending.values()):
+            if is_late == all_are_late:
+                batches = batches or len(sizes)
+                if len(sizes) == batches:
+                    self.total += sum(sizes)
         self._pending.clear()
 
 
@@ -167,56 +135,46 @@ class Reports:
     def __init__(self) -> None:
         self.has_backward = False  # since the last step of any optimizer
         self._comes_first = False  # the first report of all: maybe each one before its backward
-        self._pending: list[tuple[int, Any]] = []  # losses, which are read in `mean_losses`
-        self._losses: dict[int, list[float]] = {}
+        self._losses: dict[int, list[Any]] = {}  # tensors until `mean_losses` has read them
+        self.latest_loss: float | None = None  # of a step, as far as it is finite
         self.first_bad_step = math.inf  # whose loss was reported as NaN or infinite
-        self._samples: dict[int, int] = {}
+        self.samples: dict[int, int] = {}
 
     def note_backward(self, *_: Any, **__: Any) -> None:
         """Note a backward of the step under way."""
         self.has_backward = True
 
-    def add(self, steps_done: int, loss: Any, samples: int | None) -> None:
-        """Add what was reported of the step under way, or of the one before."""
+    def add(self, step: int, loss: Any, samples: int | None) -> None:
+        """Add what was reported in a step, of itself or of the one before."""
         if loss is None and samples is None:
             return
-        self._comes_first |= not steps_done
-        step = steps_done
+        self._comes_first |= step == 0
         if not self.has_backward and not self._comes_first:
             step -= 1
         if loss is not None:
             if isinstance(loss, Tensor):  # CUDA graphs write the next one into the same memory
                 loss = loss.detach().clone()
-            self._pending.append((step, loss))
+            self._losses.setdefault(step, []).append(loss)
         if samples is not None:
-            self._samples[step] = self._samples.get(step, 0) + int(samples)
+            self.samples[step] = self.samples.get(step, 0) + int(samples)
 
     def mean_losses(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the mean loss of each step from `start` on, NaN where none was reported.
 
         It waits for the device.
         """
-        for step, loss in self._pending:
-            value = float(loss)
-            self._losses.setdefault(step, []).append(value)
-            if not math.isfinite(value):
-                self.first_bad_step = min(step, self.first_bad_step)
-        self._pending.clear()
-        means = []
+        means = np.full(stop - start, math.nan, dtype=np.float32)
         for step in range(start, stop):
-            losses = self._losses.get(step, [math.nan])
-            means.append(sum(losses) / len(losses))
-        return np.asarray(means, dtype=np.float32)
-
-    def samples_per_step(self, steps_done: int) -> float | None:
-        """Return the mean number of samples of the steps that have reported some, None without any.
-
-        A step that never ended lacks some of its own.
-        """
-        reported = [samples for step, samples in self._samples.items() if step < steps_done]
-        if not reported:
-            return None
-        return sum(reported) / len(reported)
+            losses = self._losses.get(step)
+            if losses:
+                losses[:] = map(float, losses)
+                mean = sum(losses) / len(losses)
+                means[step - start] = mean
+                if math.isfinite(mean):
+                    self.latest_loss = mean
+                else:
+                    self.first_bad_step = min(step, self.first_bad_step)
+        return means
 
 
 def batch_samples(batch: Any) -> float:
@@ -226,17 +184,14 @@ def batch_samples(batch: Any) -> float:
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
-        for part in batch:
-            size = batch_samples(part)
-            if not math.isnan(size):
-                return size
+        sizes = map(batch_samples, batch)
+        return next(filter(math.isfinite, sizes), math.nan)
     return math.nan
 
 
-def first_parameter(optimizer: Optimizer) -> Tensor | None:
-    """Return the first parameter of an optimizer, None if it has none."""
-    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    return next(parameters, None)
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Return the parameters of an optimizer."""
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitStack) -> None:
@@ -247,16 +202,21 @@ def watch(pauses: Pauses, samples: LoadedSamples, reports: Reports, stack: ExitS
         setattr(owner, name, function)
 
     def precede(owner: Any, name: str, before: Callable[..., None]) -> None:
-        """Have `before` called with a function's arguments, and then, unless it raises, the function."""
+        """Have `before` called with a function's arguments, and then, unless it raises, the function.
+
+        Other threads, as of loaders, call the function alone.
+        """
         function = getattr(owner, name)
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            before(*arguments, **options)
+            if threading.get_ident() == thread:
+                before(*arguments, **options)
             return function(*arguments, **options)
 
         replace(owner, name, call)
 
+    thread = threading.get_ident()
     iterate = DataLoader.__iter__
     for block in (torch.no_grad, torch.inference_mode):
         precede(block, "__enter__", pauses.enter)
@@ -287,7 +247,7 @@ def _end_script(rank: int, status: int) -> None:
 
     Processes that it has forked end, and so does the rank where another thread ends it.
     """
-    if os.getpid() == rank and threading.current_thread() is threading.main_thread():
+    if os.getpid() == rank:
         raise SystemExit(status)
 
 

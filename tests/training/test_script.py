@@ -120,7 +120,7 @@ def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
     losses = reports.mean_losses(0, 3)
     assert (losses[0], losses[2]) == (1.5, 5.0)
     assert math.isnan(losses[1])
-    assert reports.samples_per_step(3) == 6
+    assert reports.samples == {0: 8, 2: 4}
 
 
 def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None:

@@ -236,13 +236,33 @@ def test_a_batch_that_is_kept_of_an_evaluation_is_not_trained_with(
     assert observer.samples_per_step == 8
 
 
-def test_samples_of_folds_are_all_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_samples_of_folds_are_all_counted(tmp_path: Path, accumulate: int) -> None:
     """The model of a fold stays in evaluation mode while that of the next one is trained."""
     with watching(tmp_path) as observer:
         for _ in range(3):
             model = nn.Linear(2, 1)
-            train_epoch(model, SGD(model.parameters(), lr=0.1), 32, 8)
-    assert (observer.state.step, observer.samples_per_step) == (12, 8)
+            train_epoch(model, SGD(model.parameters(), lr=0.1), 32, 8, accumulate)
+    assert (observer.state.step, observer.samples_per_step) == (12 / accumulate, 8 * accumulate)
+
+
+def test_batches_that_are_got_at_once_are_all_trained_with(tmp_path: Path) -> None:
+    """As the Trainer of transformers gets those of a step, after an evaluation before it calls `train`."""
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    validation = DataLoader(TensorDataset(torch.ones(48, 2)), batch_size=16)
+    with watching(tmp_path) as observer:
+        for _ in range(3):
+            loader = iter(DataLoader(TensorDataset(torch.ones(64, 2)), batch_size=8))
+            for _ in range(4):
+                for (inputs,) in [next(loader), next(loader)]:
+                    model.train()
+                    model(inputs).sum().backward()
+                optimizer.step()
+            model.eval()
+            for (inputs,) in validation:
+                model(inputs)
+    assert observer.samples_per_step == 16
 
 
 @pytest.mark.parametrize(
@@ -261,6 +281,15 @@ def test_samples_are_those_of_all_loaders_that_yield_together(
         for _ in zip(*(DataLoader(dataset, batch_size=8) for dataset in datasets), strict=True):
             optimizer.step()
     assert observer.samples_per_step == samples
+
+
+def test_an_optimizer_that_is_made_anew_is_kept_once(tmp_path: Path) -> None:
+    leader, model = new_optimizer(), nn.Linear(2, 1)
+    with watching(tmp_path) as observer:
+        for _ in range(5):
+            leader.step()
+            SGD(model.parameters(), lr=0.1).step()
+    assert (observer.state.step, len(observer.optimizers)) == (5, 2)
 
 
 def test_models_of_folds_that_are_over_are_not_kept(tmp_path: Path) -> None:
