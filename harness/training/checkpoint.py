@@ -231,7 +231,8 @@ class Checkpointer:
             "scaler": step.scaler.grad_scaler.state_dict(),
             "skipped": step.scaler.skipped_steps,
         }
-        # Those that are in no state dict count too, and each rank may have its own.
+        # Each rank may have its own of both; buffers that are in no state dict count too.
+        content["extra"] = _extra_state(model)
         content["buffers"] = dict(model.named_buffers())
         content["modes"] = {name: module.training for name, module in model.named_modules()}
         trained = [name for name, tensor in model.named_parameters() if tensor.requires_grad]
@@ -357,7 +358,7 @@ class Checkpointer:
         model = self._parts.model
         present = model.state_dict()
         saved = {name: _restored(value, present[name]) for name, value in shared["model"].items()}
-        model.load_state_dict(saved)
+        model.load_state_dict(saved | content["extra"])
         _load_tensors(model.named_buffers(), content["buffers"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in content["trained"])
@@ -383,6 +384,12 @@ class Checkpointer:
         """Return the steps of all checkpoints, the greatest first."""
         folders = self._folder.glob("step-*")
         return sorted((int(path.name.removeprefix("step-")) for path in folders), reverse=True)
+
+
+def _extra_state(model: nn.Module) -> State:
+    """Return what modules save with get_extra_state(), by its names in the state dict."""
+    state = model.state_dict()
+    return {name: state[name] for name in state if name.endswith(EXTRA)}
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:
@@ -443,11 +450,10 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
     and no trial.
     """
     tensors = dict(parts.model.named_buffers())  # those that are in no state dict count too
-    rest = {"workload": workload_state(parts.workload), "extra": {}}
+    rest = {"workload": workload_state(parts.workload), "extra": _extra_state(parts.model)}
     weights: dict[str, Tensor] = {}
     for name, value in {**tensors, **parts.model.state_dict()}.items():
-        if name.endswith(EXTRA):
-            rest["extra"][name] = value
+        if name in rest["extra"]:
             continue
         copy = dense_copy(value)
         if parts.mesh.rank == 0:  # others keep none of them

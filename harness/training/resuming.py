@@ -7,7 +7,6 @@ the data set.
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 from collections.abc import Collection, Iterator, Mapping, Set
@@ -19,13 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.variables import chooses_kernels
-from harness.records.environment import (
-    describe_hardware,
-    describe_settings,
-    describe_software,
-    relevant_variables,
-    training_digest,
-)
+from harness.records.environment import describe_environment, training_digest
 from harness.training.build import TrialParts
 from workloads.base import Workload
 
@@ -50,22 +43,21 @@ def describe_conditions(parts: TrialParts) -> dict[str, str]:
     imports, and NumPy, which draws the order of samples.
     """
     packages = parts.assignment.packages
-    software, hardware = describe_software(packages), describe_hardware()
+    environment = describe_environment(packages)
+    software, hardware = environment.software, environment.hardware
     conditions = {
         "trial": parts.assignment.trial.id,
         "code": training_digest(),
-        "python": software.python,
-        "torch": software.torch,
-        "cuda": str(software.cuda),
-        "nccl": str(software.nccl),
         "cpu": f"{hardware.cpu} {hardware.cpu_version}",
-        "cpu_capability": str(describe_settings().cpu_capability),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
+    for name in ("python", "torch", "cuda", "nccl"):
+        conditions[name] = str(getattr(software, name))
     for name in {"numpy", *packages}:
         conditions[f"package {name}"] = str(software.packages.get(name))
     if parts.device.type == "cuda":
         conditions["gpu"] = torch.cuda.get_device_name(parts.device)
-    for name, value in relevant_variables(os.environ).items():
+    for name, value in environment.variables.items():
         if chooses_kernels(name):
             conditions[name] = value
     return conditions

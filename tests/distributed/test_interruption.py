@@ -40,7 +40,12 @@ def nightly(*values: object, name: str) -> Any:
 
 
 def run_trial(
-    folder: Path, axes: dict[str, Any], moments: str, every: str | None = None, **options: Any
+    folder: Path,
+    axes: dict[str, Any],
+    moments: str,
+    every: str | None = None,
+    workload: str = "line.py:Unlearning",
+    **options: Any,
 ) -> Record:
     """Run a trial whose last rank gets the signal at each of the moments, each in another attempt.
 
@@ -61,7 +66,7 @@ def run_trial(
         },
         "axes": axes,
         # At the second evaluation.
-        "uses": LINE.replace("LineFit", "Unlearning"),
+        "uses": LINE.replace("line.py:LineFit", workload),
         "stop": {"patience": 1},
     }
     keys: dict[str, Any] = {"length": {"steps": STEPS}, "evaluate": {"steps": 12}}
@@ -154,6 +159,14 @@ def test_a_killed_trial_ends_with_the_same_bits(
     assert_same_bits(resumed, whole(axes))
     assert "checkpoint" not in whole(axes).ranks[0].phases
     assert all(rank.phases["checkpoint"] > 0 for rank in resumed.ranks)
+
+
+def test_each_rank_resumes_with_the_extra_state_of_its_own_modules(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"axes": DDP, "workload": "frozen.py:OwnMeanFit"}
+    whole = run_trial(tmp_path / "whole", moments="", **own)
+    resumed = run_trial(tmp_path / "resumed", moments="3", **own)
+    assert signals_of(resumed.ranks[1]) == ["SIGUSR2"]
+    assert_same_bits(resumed, whole)
 
 
 @pytest.mark.nightly
