@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -80,7 +81,7 @@ class ScriptObserver:
         self.telemetry = TelemetrySampler(device, cell.warmup, self.assignment.lane.cores)
         # Those that step in the present part of the script, by their first parameters, the leader first:
         # of a fold that is over, nothing is kept alive.
-        self.optimizers: dict[torch.Tensor | None, Optimizer] = {}
+        self.optimizers: dict[Tensor | None, Optimizer] = {}
         self.pauses = Pauses(self.optimizers)
         self.reports = Reports()
         self.loaded = LoadedSamples(self.pauses)
@@ -95,9 +96,8 @@ class ScriptObserver:
         # dropping the tensors of the last collective.
         self._process_group: dist.ProcessGroup | None = None
         self._stepping: Optimizer | None = None  # others step within it if it wraps them
-        self._leads = False  # whether it is the leader
         # Of others since the last step, their own as marks of the clock.
-        self._others: dict[torch.Tensor | None, int] = {}
+        self._others: dict[Tensor | None, int] = {}
         self._segment_stop = 0  # the steps after which the segment ends at the latest
         self._segment_began = time.perf_counter()  # before the first one, when the script did
 
@@ -120,8 +120,7 @@ class ScriptObserver:
                 self.clock.end_step_at(self._others[parameter])
                 self._count_step()
         self.optimizers[parameter] = optimizer
-        self._leads = parameter is next(iter(self.optimizers))
-        if self._leads and not self.clock.running:
+        if parameter is next(iter(self.optimizers)) and not self.clock.running:
             raise _LengthReached
 
     def after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -132,8 +131,8 @@ class ScriptObserver:
         self.reports.has_backward = False
         self.pauses.is_evaluated = False  # though nothing may have called `train`
         self.loaded.end_step()
-        if not self._leads:
-            parameter = next(parameters_of(optimizer), None)
+        parameter = next(parameters_of(optimizer), None)
+        if parameter is not next(iter(self.optimizers)):
             self._others[parameter] = self.clock.mark()
             return
         self.clock.end_step()
