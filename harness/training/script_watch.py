@@ -134,7 +134,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.has_backward = False  # since the last step of any optimizer
-        self._comes_first = False  # the first report of all: maybe each one before its backward
+        self._comes_first = False  # the first report of all before its backward, so maybe each one
         self._losses: dict[int, list[Any]] = {}  # tensors until `mean_losses` has read them
         self.latest_loss: float | None = None  # of a step, as far as it is finite
         self.first_bad_step = math.inf  # whose loss was reported as NaN or infinite
@@ -148,7 +148,7 @@ class Reports:
         """Add what was reported in a step, of itself or of the one before."""
         if loss is None and samples is None:
             return
-        self._comes_first |= step == 0
+        self._comes_first |= not step and not self.has_backward
         if not self.has_backward and not self._comes_first:
             step -= 1
         if loss is not None:

@@ -124,18 +124,17 @@ def test_losses_of_micro_steps_are_averaged_and_missing_ones_unknown() -> None:
 
 
 def test_samples_of_a_step_that_never_ended_do_not_count(tmp_path: Path) -> None:
-    """A script that reports at the end of its loop body reports its last micro-batch after the last step."""
+    """A script that reports at the end of its loop body reports a step's last micro-batch after the step."""
     with watching(tmp_path) as observer:
         model = nn.Linear(2, 1)
         optimizer = SGD(model.parameters(), lr=0.1)
-        for number in range(1, 81):
+        for number in range(1, 83):
             model(torch.ones(8, 2)).sum().backward()
             if number % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
             harness.report(samples=8)
-    # Of 20 steps of 32; the first one lacks the micro-batch that was reported after it.
-    assert observer.samples_per_step == pytest.approx(31.6)
+    assert (observer.state.step, observer.samples_per_step) == (20, 32)
 
 
 def test_a_negative_number_of_samples_is_refused_at_once(tmp_path: Path) -> None:
