@@ -34,7 +34,7 @@ from harness.records.environment import describe_hardware
 from harness.records.format import sealed_text
 from harness.records.record import RankResult
 from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, load_best, read_seal
-from harness.training.entry import joined, load_workload
+from harness.training.entry import joined
 from harness.training.execution import apply_matmul_precision
 from harness.training.model import build_model
 from harness.training.ranks import Ranks, seed_everything
@@ -51,8 +51,8 @@ def export_model(
     folder: TrialFolder, ranks: Ranks, entered: RankResult, state: TrainingState
 ) -> RankResult:
     """Write the exports that were ordered; return a result without measurements."""
-    with joined(folder, ranks) as (assignment, mesh):
-        export(folder, assignment, load_workload(assignment), mesh.device)
+    with joined(folder, ranks) as (assignment, workload, mesh):
+        export(folder, assignment, workload, mesh.device)
     return entered
 
 

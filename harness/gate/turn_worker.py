@@ -32,7 +32,7 @@ from harness.gate.arms import PROTOCOL
 from harness.records.assignment import read_assignment
 from harness.sweep.cell import Cell
 from harness.training.build import TrialParts
-from harness.training.entry import joined, load_workload, prepare_rank, with_batch_size_of
+from harness.training.entry import joined, prepare_rank
 from harness.training.ranks import Ranks
 from harness.training.script import ScriptObserver, execute, observe
 from harness.training.state import TrainingState
@@ -177,10 +177,8 @@ def train_in_turns(folder: TrialFolder, ranks: Ranks, turns: TurnSocket) -> None
     cell = read_assignment(folder.assignment_path).trial.cell
     if cell.workload.is_script:
         run_script_in_turns(folder, ranks, turns)
-    with joined(folder, ranks, FOREVER) as (assignment, mesh):
+    with joined(folder, ranks, FOREVER) as (assignment, workload, mesh):
         state = TrainingState()
-        workload = load_workload(assignment)
-        assignment = with_batch_size_of(workload, assignment)
         parts = TrialParts(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state, TakingTurns(turns))
         turns.send(ready=True, batch_size=parts.axes.batch_size)

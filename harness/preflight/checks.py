@@ -24,8 +24,7 @@ from harness.preflight.probe import (
 )
 from harness.preflight.report import CheckFinding, passed, problem, skipped
 from harness.training.loader import make_loader
-from harness.training.model import check_training_mode
-from harness.training.optimization import make_optimizer
+from harness.training.model import check_training_mode, make_optimizer
 from harness.training.order import BatchOrder
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Workload, load_splits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.sweep.axes import Axes
-from harness.training.model import build_model, evaluation_mode, place_batch
+from harness.training.model import build_model, place_batch
 from harness.training.ranks import seed_everything
 from workloads.base import Batch, Samples, Splits, Workload
 
@@ -89,7 +89,8 @@ class Probe:
 
     def rows(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return what the workload's evaluation makes of a batch, in evaluation mode, float64."""
-        with evaluation_mode(model), torch.no_grad():
+        model.eval()
+        with torch.no_grad():
             rows = self.workload.evaluate(model, batch)
             return rows.double().cpu()
 

@@ -24,8 +24,8 @@ from harness.preflight.rates import (
 )
 from harness.records.record import RankResult
 from harness.training.build import TrialParts
-from harness.training.entry import joined, load_workload
-from harness.training.optimization import lr_factor, make_optimizer, simulate_rates
+from harness.training.entry import joined
+from harness.training.model import lr_factor, make_optimizer, simulate_rates
 from harness.training.ranks import Ranks, broadcast_from_rank_0, gather
 from harness.training.state import TrainingState
 from harness.training.train import Hooks, Segment, Trainer
@@ -74,8 +74,7 @@ def search_rates(
     state: TrainingState,
 ) -> RankResult:
     """Train at rising rates, and write the losses; return a result without measurements."""
-    with joined(folder, ranks) as (assignment, mesh):
-        workload = load_workload(assignment)
+    with joined(folder, ranks) as (assignment, workload, mesh):
         parts = TrialParts(assignment, workload, folder, mesh, state)
         mean_factor = mean_schedule_factor(parts)
         current, scale = raise_rates(parts)

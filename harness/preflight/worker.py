@@ -28,7 +28,7 @@ from harness.preflight.report import (
 )
 from harness.records.record import RankResult
 from harness.sweep.axes import Axes
-from harness.training.entry import joined, load_workload
+from harness.training.entry import joined
 from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
@@ -56,11 +56,11 @@ def examine_workload(
     state: TrainingState,
 ) -> RankResult:
     """Write the findings of all checks; return a result without measurements."""
-    with joined(folder, ranks) as (assignment, mesh):
+    with joined(folder, ranks) as (assignment, workload, mesh):
         cell = assignment.trial.cell
         report = examine(
             cell.workload.label,
-            load_workload(assignment),
+            workload,
             cell.axes,
             assignment.trial.seed,
             mesh.device,

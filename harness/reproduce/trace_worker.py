@@ -13,7 +13,7 @@ from harness.records.trace import read_recording
 from harness.reproduce.recorder import Recorder
 from harness.reproduce.snapshot import SnapshotRecorder
 from harness.training.build import TrialParts
-from harness.training.entry import joined, load_workload
+from harness.training.entry import joined
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
 from harness.training.train import Trainer
@@ -24,8 +24,7 @@ def trace_rank(
 ) -> RankResult:
     """Train up to the last step to record; return a result with losses only."""
     recording = read_recording(folder.path)
-    with joined(folder, ranks) as (assignment, mesh):
-        workload = load_workload(assignment)
+    with joined(folder, ranks) as (assignment, workload, mesh):
         parts = TrialParts(assignment, workload, folder, mesh, state)
         recorder_class = SnapshotRecorder if recording.snapshots else Recorder
         trainer = Trainer(parts, state)

@@ -38,11 +38,11 @@ COLLECTIVE_TIMEOUT = 600.0  # seconds that a rank waits for the others
 @contextmanager
 def joined(
     folder: TrialFolder, ranks: Ranks, timeout: float = COLLECTIVE_TIMEOUT
-) -> Iterator[tuple[Assignment, Ranks]]:
-    """Read `trial.json` and join the other ranks as it says, for as long as the block lasts.
+) -> Iterator[tuple[Assignment, Workload, Ranks]]:
+    """Read `trial.json`, join the other ranks as it says for as long as the block lasts, load the workload.
 
     `timeout` is how many seconds a rank waits for the others in a collective. Raises NotApplied if
-    the environment is not the one that the cell asks for.
+    the environment is not the one that the cell asks for, and what `load_workload` raises.
     """
     assignment = prepare_rank(folder)
     axes = assignment.trial.cell.axes
@@ -52,7 +52,8 @@ def joined(
     needed = axes.strategy != "single"
     offloads = axes.fsdp_cpu_offload
     with process_group(ranks, device, needed=needed, timeout=timeout, offloads=offloads):
-        yield assignment, replace(ranks, device=device)
+        workload = load_workload(assignment)
+        yield with_batch_size_of(workload, assignment), workload, replace(ranks, device=device)
 
 
 def prepare_rank(folder: TrialFolder) -> Assignment:

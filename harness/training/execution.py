@@ -57,6 +57,12 @@ GPU_VARIABLES = {
 # MKL would take other paths through a product where a matrix does not begin at an aligned address.
 # Torch aligns its memory, and NumPy, whose arrays a batch may be, does not.
 CPU_VARIABLES = {"MKL_CBWR": ("AUTO", "COMPATIBLE", "SSE4_2", "AVX2", "AVX512")}
+# Functions whose results deterministic mode has changed, or depends on.
+WATCHED_FUNCTIONS = (
+    "torch.get_deterministic_debug_mode()",
+    "torch.backends.cuda.cudnn_sdp_enabled()",
+    "torch.get_float32_matmul_precision()",
+)
 # Attributes of torch's modules. Torch fills uninitialized memory with NaN: what reads such memory
 # then fails by a loss of NaN, and costs no time that could be measured.
 SWITCHES = {
@@ -292,49 +298,38 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
 class DeterministicMode:
     """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
 
-    def __init__(self, axes: Axes, device: torch.device) -> None:
+    def __init__(self, axes: Axes) -> None:
         """Set all that the mode needs; without it, leave everything as it is."""
-        self._variables = GPU_VARIABLES if device.type == "cuda" else CPU_VARIABLES
-        self._switches = SWITCHES
+        # In force, by the names in torch's documentation; none without the mode.
+        self.settings: Mapping[str, object] = {}
+        if not axes.deterministic:
+            return
+        switches = SWITCHES
         if axes.execution != "eager":
             import torch._inductor.config as inductor  # takes a second to load
 
             # Inductor would choose among some kernels by how fast they are on this occasion.
-            self._switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
-        # In force, by the names in torch's documentation; None without the mode.
-        self.settings: Mapping[str, object] | None = None
-        if not axes.deterministic:
-            return
+            switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
         torch.use_deterministic_algorithms(True, warn_only=False)
         # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
         # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        for name, value in self._switches.items():
+        for name, value in switches.items():
             module, _, attribute = name.rpartition(".")
             setattr(import_module(module), attribute, value)
-        self.settings = self._read_all()
+        self.settings = {name: read_setting(name) for name in (*WATCHED_FUNCTIONS, *switches)}
 
     def check_effect(self) -> None:
         """Raise NotApplied if something that the mode needs is no longer as it was set."""
-        if self.settings is None:
-            return
-        present = self._read_all()
         for name, needed in self.settings.items():
-            if present[name] != needed:
+            present = read_setting(name)
+            if present != needed:
                 raise NotApplied(
-                    f"deterministic=true was undone: {name} is {present[name]}; needed: {needed}"
+                    f"deterministic=true was undone: {name} is {present}; needed: {needed}"
                 )
 
-    def _read_all(self) -> dict[str, object]:
-        """Return all that the mode needs, by name."""
-        attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-        present: dict[str, object] = {
-            "torch.get_deterministic_debug_mode()": torch.get_deterministic_debug_mode(),
-            "torch.backends.cuda.cudnn_sdp_enabled()": attention,
-            "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        }
-        for name in self._switches:
-            present[name] = resolve_name(name)
-        for name in self._variables:
-            present[name] = os.environ.get(name)
-        return present
+
+def read_setting(name: str) -> object:
+    """Return the value of an attribute of torch, or the result of a function whose name ends in ()."""
+    value = resolve_name(name.removesuffix("()"))
+    return value() if name.endswith("()") else value

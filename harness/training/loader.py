@@ -161,16 +161,9 @@ def _prepare_worker(worker: int) -> None:
     """
     parent = multiprocessing.parent_process()
     die_with_parent(parent=parent.pid if parent else None)
-    # multiprocessing has no setting for it.
-    connection.arbitrary_address = _socket_name  # type: ignore[attr-defined]
-
-
-def _socket_name(family: str) -> str:
-    """Return a new name for a socket, of Linux's abstract ones, which are no files (man 7 unix).
-
-    Whoever connects must know multiprocessing's key of the worker all the same.
-    """
-    return f"\0harness-{secrets.token_hex(16)}"
+    # multiprocessing has no setting for it. Linux's abstract sockets are no files (man 7 unix); whoever
+    # connects must know multiprocessing's key of the worker all the same.
+    connection.arbitrary_address = lambda _: f"\0harness-{secrets.token_hex(16)}"  # type: ignore[attr-defined]
 
 
 class _ForkSafeLoader(DataLoader[Any]):

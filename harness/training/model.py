@@ -1,4 +1,4 @@
-"""The model as the axes ask for it, apart from the strategy; and batches in the form it takes.
+"""The model and its optimizer as the axes ask for them, apart from the strategy; and batches for the model.
 
 Which modules train in evaluation mode, such as a frozen encoder, is the workload's to say: the modes
 that the model is built with are those that it is trained with.
@@ -6,21 +6,26 @@ that the model is built with are those that it is trained with.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint
 
-from harness.core.errors import NotApplied
+from harness.core.errors import NotApplied, one_line
 from harness.sweep.axes import Axes
 from harness.training.ranks import generators_kept
 from workloads.base import Batch, Workload
 
 # Of a batch of images, and of the kernels of a convolution: the tensors that can be channels-last.
 IMAGE_DIMENSIONS = 4
+SIMULATED_STEPS = 1000  # of a schedule at most, to see whether it depends on the optimizer's rates
 Buffers = list[tuple[nn.Module, str, Tensor]]  # each with its module and its name there
 
 
@@ -62,7 +67,7 @@ def _recomputed(layer: nn.Module) -> Any:
     def recomputed_forward(*arguments: Any, **keywords: Any) -> Any:
         # torch.compile changes buffers in the first computation alone, and takes no such contexts.
         if has_buffers and not torch.compiler.is_compiling():
-            found = _copied(_buffers(layer))
+            found = [(part, name, buffer.clone()) for part, name, buffer in _buffers(layer)]
             # The contexts of this forward, and of the one that computes it again.
             keywords["context_fn"] = lambda: (nullcontext(), _with_buffers(layer, found))
         return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
@@ -71,18 +76,22 @@ def _recomputed(layer: nn.Module) -> Any:
 
 
 @contextmanager
-def _with_buffers(layer: nn.Module, found: Buffers) -> Iterator[None]:
-    """Give a layer, in a block, copies of the buffers that its forward found, and then back its own.
+def _with_buffers(module: nn.Module, found: Buffers) -> Iterator[None]:
+    """Give a module, in a block, copies of the buffers that were found, and then back its own.
 
-    A layer may change its buffers, such as the running statistics of a batch norm. What computes its
-    activations again has to find what the forward found, and must not change them once more.
+    A module may change its buffers, such as the running statistics of a batch norm. What computes the
+    activations of a layer again has to find what the forward found, and must not change them once more.
     """
-    present = _buffers(layer)
-    _set(_copied(found))
+    present = _buffers(module)
+    for part, name, buffer in found:
+        setattr(part, name, buffer.clone())
     try:
         yield
     finally:
-        _set(present)
+        for part, name, _ in _buffers(module):
+            setattr(part, name, None)  # also one that the block has made
+        for part, name, buffer in present:
+            setattr(part, name, buffer)
 
 
 def _buffers(module: nn.Module) -> Buffers:
@@ -94,43 +103,17 @@ def _buffers(module: nn.Module) -> Buffers:
     return buffers
 
 
-def _copied(buffers: Buffers) -> Buffers:
-    """Return copies of buffers, with the places that they belong to."""
-    return [(part, name, buffer.clone()) for part, name, buffer in buffers]
-
-
-def _set(buffers: Buffers) -> None:
-    """Put buffers, or others in their place, where they belong."""
-    for part, name, buffer in buffers:
-        setattr(part, name, buffer)
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a block, and then each into the mode that it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, is_training in modes:
-            module.training = is_training
-
-
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluate in a block, which leaves modes, buffers and random generators as they are."""
-    buffers = _buffers(model)
-    originals = _copied(buffers)
-    with generators_kept(device), evaluation_mode(model), torch.no_grad():
-        try:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with generators_kept(device), _with_buffers(model, _buffers(model)), torch.no_grad():
             yield
-        finally:
-            for part, name, _ in _buffers(model):
-                setattr(part, name, None)  # also of one that the block has made
-            for (_, _, buffer), (_, _, original) in zip(buffers, originals, strict=True):
-                buffer.copy_(original)
-            _set(buffers)
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def check_training_mode(workload: Workload, model: nn.Module) -> None:
@@ -165,3 +148,103 @@ def place_batch(batch: Batch, axes: Axes, device: torch.device) -> Batch:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         placed.append(tensor)
     return tuple(placed)
+
+
+# Optimizer and learning rate: the workload's recipe, as the axes change it
+
+
+def make_optimizer(workload: Workload, model: nn.Module, axes: Axes) -> Optimizer:
+    """Return the workload's optimizer, with the implementation and the rates that the axes ask for.
+
+    With lr_scaling=linear, k times the recipe's batch size means k times the learning rate (Goyal
+    et al. 2017, arXiv:1706.02677). Raises NotApplied for an implementation that the optimizer
+    doesn't have, and for a parameter outside the model, which no strategy or checkpoint has.
+    """
+    optimizer = workload.optimizer(model)
+    of_model = set(model.parameters())
+    is_fused = False
+    for group in optimizer.param_groups:
+        is_fused |= bool(group.get("fused"))
+        if not of_model.issuperset(group["params"]):
+            raise NotApplied(
+                f"{type(workload).__name__}: found an optimizer with a parameter that is not the"
+                " model's; needed: all that train in build_model(), so that ranks share their"
+                " gradients and checkpoints have them"
+            )
+    implementation = axes.optimizer_impl
+    if axes.reduction == "tree" and is_fused:
+        # On CPUs, a fused kernel rounds the elements of a tensor's end, which do not fill a vector
+        # register, in another way. Where a tensor ends depends on how it is sharded.
+        implementation = "foreach"
+    if implementation != "recipe":
+        # A new object, because an optimizer checks its implementation when it is made.
+        # A loop over tensors has neither flag.
+        flags = {name: name == implementation for name in ("foreach", "fused")}
+        for group in optimizer.param_groups:
+            group |= flags
+        optimizer_class: Any = type(optimizer)
+        try:
+            optimizer = optimizer_class(optimizer.param_groups, **flags)
+        except (TypeError, RuntimeError) as error:  # it refuses, or takes no such arguments
+            problem = f"{optimizer_class.__name__} has no {implementation}: {one_line(error)}"
+            raise NotApplied(f"optimizer_impl: {problem}") from None
+    for group in optimizer.param_groups:
+        base_lr = group["lr"] if axes.lr is None else axes.lr
+        group["lr"] = base_lr * lr_factor(workload, axes)
+    return optimizer
+
+
+def lr_factor(workload: Workload, axes: Axes) -> float:
+    """Return the factor of learning rates that the axis `lr_scaling` asks for."""
+    if axes.lr_scaling == "linear":
+        return axes.batch_size / workload.batch_size
+    return 1.0
+
+
+def make_schedule(
+    workload: Workload, optimizer: Optimizer, axes: Axes, steps: int
+) -> LRScheduler | None:
+    """Return the workload's schedule over `steps` optimizer steps; None for a constant rate.
+
+    Raises NotApplied if the axes change the rate, and the workload's schedule sets rates of its own:
+    it has the same ones at twice the optimizer's. So do torch's OneCycleLR and CyclicLR with
+    numbers for their rates.
+    """
+    if axes.lr is not None or lr_factor(workload, axes) != 1:
+        rates = simulate_rates(workload, optimizer, steps)
+        doubled = simulate_rates(workload, optimizer, steps, scale=2)
+        for once, twice in zip(rates, doubled, strict=True):
+            # A group that stays at 0 is frozen by a factor, which depends on no rate.
+            if once == twice and any(once):
+                raise NotApplied(
+                    f"lr and lr_scaling had no effect: {type(workload).__name__}.schedule() sets rates"
+                    " of its own; needed: the optimizer's, as in"
+                    " max_lr=[group['lr'] for group in optimizer.param_groups]"
+                )
+    return workload.schedule(optimizer, steps)
+
+
+def simulate_rates(
+    workload: Workload, optimizer: Optimizer, steps: int, *, scale: float = 1
+) -> list[list[float]]:
+    """Return the rates of a schedule at its first steps, shape (groups of parameters, steps).
+
+    It is that of an optimizer with `scale` times the rates. At most SIMULATED_STEPS are simulated. Nothing is
+    trained, and the optimizer is left as it was.
+    """
+    simulated = copy(optimizer)
+    simulated.param_groups = []
+    rates: list[list[float]] = []
+    for group in optimizer.param_groups:
+        simulated.param_groups.append(group | {"lr": scale * group["lr"]})
+        rates.append([])
+    with warnings.catch_warnings():
+        # Torch warns of a schedule that is stepped before its optimizer.
+        warnings.simplefilter("ignore", UserWarning)
+        schedule = workload.schedule(simulated, steps)
+        for _ in range(min(steps, SIMULATED_STEPS)):
+            for group, group_rates in zip(simulated.param_groups, rates, strict=True):
+                group_rates.append(float(group["lr"]))
+            if schedule is not None:
+                schedule.step()
+    return rates

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from harness.measure.clock import Phase, all_gather_single
 from harness.training.digests import local_part
 from harness.training.execution import CUDA_GRAPHS, Compiler, Scaler, under_autocast
-from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.model import make_optimizer, make_schedule
 from harness.training.ranks import derive_seed, seed_generators
 from harness.training.strategies import Strategy
 from workloads.base import Batch, Workload

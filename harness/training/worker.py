@@ -43,7 +43,7 @@ from harness.records.record import Failure, Rank0Report, RankResult, StopOutcome
 from harness.sweep.files import check_files, files_by_setting
 from harness.training.build import TrialParts
 from harness.training.digests import digest_model, digest_tensors, random_states
-from harness.training.entry import environment_of, joined, load_workload, with_batch_size_of
+from harness.training.entry import environment_of, joined
 from harness.training.progress import SIGNAL, heartbeats
 from harness.training.ranks import Ranks
 from harness.training.state import TrainingState
@@ -121,9 +121,7 @@ def train(
         of_rank = (folder, ranks, entered, state)
         threading.Thread(target=_end_when_asked, args=of_rank, daemon=True).start()
         return run_script(*of_rank)
-    with joined(folder, ranks) as (assignment, mesh):
-        workload = load_workload(assignment)
-        assignment = with_batch_size_of(workload, assignment)
+    with joined(folder, ranks) as (assignment, workload, mesh):
         parts = TrialParts(assignment, workload, folder, mesh, state)
         trainer = Trainer(parts, state)
         with parts.telemetry:

@@ -19,7 +19,7 @@ from harness.training.entry import joined
 from harness.training.execution import GPU_VARIABLES, DeterministicMode, prepare_environment
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
-from tests.support.training import CPU, SINGLE_RANK, make_assignment, make_trainer
+from tests.support.training import SINGLE_RANK, make_assignment, make_trainer
 from workloads import Batch
 from workloads.settings import Settings
 
@@ -68,7 +68,7 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
     def look(_: Tensor) -> None:
         in_force.append(torch.are_deterministic_algorithms_enabled())
 
-    assert train(tmp_path / "off", look).parts.determinism.settings is None
+    assert train(tmp_path / "off", look).parts.determinism.settings == {}
     trainer = train(tmp_path / "on", look, deterministic=True)
     assert in_force == [False, True]
     assert trainer.parts.determinism.settings == {
@@ -78,7 +78,6 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
         "torch.backends.cudnn.benchmark": False,
         "torch.backends.cuda.cudnn_sdp_enabled()": False,
         "torch.get_float32_matmul_precision()": "highest",
-        "MKL_CBWR": "AUTO",
     }
 
 
@@ -125,7 +124,7 @@ def test_what_the_mode_can_not_be_had_with_fails_by_name(
 def test_inductor_is_told_where_the_model_is_compiled() -> None:
     import torch._inductor.config as inductor
 
-    mode = DeterministicMode(Axes(batch_size=32, deterministic=True, execution="compile"), CPU)
+    mode = DeterministicMode(Axes(batch_size=32, deterministic=True, execution="compile"))
     try:
         mode.check_effect()
         inductor.deterministic = False
@@ -145,10 +144,7 @@ def test_variables_that_libraries_read_when_cuda_starts(monkeypatch: pytest.Monk
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # the user's own, and good enough
     prepare_environment(DETERMINISTIC, on_gpu=True)
-    mode = DeterministicMode(DETERMINISTIC, torch.device("cuda"))
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    with pytest.raises(NotApplied, match="CUBLAS_WORKSPACE_CONFIG is :0:0; needed: :16:8"):
-        mode.check_effect()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +166,7 @@ def test_a_scattered_sum_on_a_gpu_is_the_same_in_every_run() -> None:
     """Its atomic additions are unordered without the mode."""
     prepare_environment(DETERMINISTIC, on_gpu=True)
     device = torch.device("cuda")
-    DeterministicMode(DETERMINISTIC, device).check_effect()
+    DeterministicMode(DETERMINISTIC).check_effect()
     generator = torch.Generator(device).manual_seed(0)
     values = torch.randn(1_000_000, device=device, generator=generator)
     rows = torch.randint(0, 100, (1_000_000,), device=device, generator=generator)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import (
 
 from harness.core.errors import NotApplied
 from harness.sweep.axes import Axes
-from harness.training.optimization import make_optimizer, make_schedule
+from harness.training.model import make_optimizer, make_schedule
 from tests.support.line import LineFit, Options
 from workloads.settings import Settings
 
