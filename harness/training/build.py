@@ -27,7 +27,7 @@ from harness.sweep.axes import STRATEGIES, setting_that_needs_gpu
 from harness.training.digests import workload_state
 from harness.training.execution import (
     Compiler,
-    DeterministicMode,
+    apply_deterministic_mode,
     apply_matmul_precision,
     under_autocast,
 )
@@ -100,7 +100,7 @@ class TrialParts:
             # From here on memory counts: the data is loaded, the model is not built yet.
             self.memory = PeakMemory(device)
             apply_matmul_precision(axes, device)
-            self.determinism = DeterministicMode(axes)
+            self.deterministic_settings = apply_deterministic_mode(axes)
             self.total_steps = cell.length.in_steps(self.order.steps)  # over all attempts
             # The same seed at every rank, as FSDP2 shards the model that each rank has built.
             seed_everything(seed)

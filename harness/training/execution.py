@@ -295,38 +295,37 @@ def prepare_environment(axes: Axes, *, on_gpu: bool) -> None:
             )
 
 
-class DeterministicMode:
-    """Puts deterministic mode in force in this process, if the axes ask for it, and watches it."""
+def apply_deterministic_mode(axes: Axes) -> dict[str, object]:
+    """Put deterministic mode in force in this process, if the axes ask for it.
 
-    def __init__(self, axes: Axes) -> None:
-        """Set all that the mode needs; without it, leave everything as it is."""
-        # In force, by the names in torch's documentation; none without the mode.
-        self.settings: Mapping[str, object] = {}
-        if not axes.deterministic:
-            return
-        switches = SWITCHES
-        if axes.execution != "eager":
-            import torch._inductor.config as inductor  # takes a second to load
+    Returns all that the mode has set, by the names in torch's documentation; nothing without the mode.
+    """
+    if not axes.deterministic:
+        return {}
+    switches = SWITCHES
+    if axes.execution != "eager":
+        import torch._inductor.config as inductor  # takes a second to load
 
-            # Inductor would choose among some kernels by how fast they are on this occasion.
-            switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
-        torch.use_deterministic_algorithms(True, warn_only=False)
-        # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
-        # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        for name, value in switches.items():
-            module, _, attribute = name.rpartition(".")
-            setattr(import_module(module), attribute, value)
-        self.settings = {name: read_setting(name) for name in (*WATCHED_FUNCTIONS, *switches)}
+        # Inductor would choose among some kernels by how fast they are on this occasion.
+        switches = SWITCHES | {f"{inductor.__name__}.deterministic": True}
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    # Of the implementations of scaled_dot_product_attention, only cuDNN's has no deterministic
+    # backward; flash and memory-efficient attention have one, and torch uses it in this mode.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    for name, value in switches.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(import_module(module), attribute, value)
+    return {name: read_setting(name) for name in (*WATCHED_FUNCTIONS, *switches)}
 
-    def check_effect(self) -> None:
-        """Raise NotApplied if something that the mode needs is no longer as it was set."""
-        for name, needed in self.settings.items():
-            present = read_setting(name)
-            if present != needed:
-                raise NotApplied(
-                    f"deterministic=true was undone: {name} is {present}; needed: {needed}"
-                )
+
+def check_deterministic_mode(settings: Mapping[str, object]) -> None:
+    """Raise NotApplied if one of the settings of the mode is no longer as it was set."""
+    for name, needed in settings.items():
+        present = read_setting(name)
+        if present != needed:
+            raise NotApplied(
+                f"deterministic=true was undone: {name} is {present}; needed: {needed}"
+            )
 
 
 def read_setting(name: str) -> object:

@@ -226,7 +226,7 @@ def make_schedule(
 
 def simulate_rates(
     workload: Workload, optimizer: Optimizer, steps: int, *, scale: float = 1
-) -> list[list[float]]:
+) -> list[tuple[float, ...]]:
     """Return the rates of a schedule at its first steps, shape (groups of parameters, steps).
 
     It is that of an optimizer with `scale` times the rates. At most SIMULATED_STEPS are simulated. Nothing is
@@ -234,17 +234,15 @@ def simulate_rates(
     """
     simulated = copy(optimizer)
     simulated.param_groups = []
-    rates: list[list[float]] = []
     for group in optimizer.param_groups:
         simulated.param_groups.append(group | {"lr": scale * group["lr"]})
-        rates.append([])
+    rates = []  # shape (steps, groups of parameters)
     with warnings.catch_warnings():
         # Torch warns of a schedule that is stepped before its optimizer.
         warnings.simplefilter("ignore", UserWarning)
         schedule = workload.schedule(simulated, steps)
         for _ in range(min(steps, SIMULATED_STEPS)):
-            for group, group_rates in zip(simulated.param_groups, rates, strict=True):
-                group_rates.append(float(group["lr"]))
+            rates.append([float(group["lr"]) for group in simulated.param_groups])
             if schedule is not None:
                 schedule.step()
-    return rates
+    return list(zip(*rates, strict=True))

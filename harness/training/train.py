@@ -25,6 +25,7 @@ from harness.records.record import Evaluation, TargetMetric
 from harness.sweep.cell import StopRule
 from harness.training.build import TrialParts
 from harness.training.checkpoint import Checkpointer, save_best
+from harness.training.execution import check_deterministic_mode
 from harness.training.loader import Fetched
 from harness.training.model import place_batch, undisturbed
 from harness.training.order import BatchOrder, add_to_digest
@@ -229,7 +230,7 @@ class Trainer:
         # These raise NotApplied for a setting that did nothing, such as torch.compile without a graph.
         state.compiled = parts.compiler.account()
         parts.strategy.check_effect()
-        parts.determinism.check_effect()
+        check_deterministic_mode(parts.deterministic_settings)
         steps_per_second = segment.steps / segment.seconds
         enough_steps = math.ceil(SEGMENT_SECONDS * steps_per_second)
         most_steps = FASTEST_GROWTH * segment.steps

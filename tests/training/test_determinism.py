@@ -16,7 +16,12 @@ from harness.core.paths import TrialFolder
 from harness.records.assignment import write_assignment
 from harness.sweep.axes import Axes
 from harness.training.entry import joined
-from harness.training.execution import GPU_VARIABLES, DeterministicMode, prepare_environment
+from harness.training.execution import (
+    GPU_VARIABLES,
+    apply_deterministic_mode,
+    check_deterministic_mode,
+    prepare_environment,
+)
 from harness.training.train import Trainer
 from tests.support.line import LineFit, Options
 from tests.support.training import SINGLE_RANK, make_assignment, make_trainer
@@ -68,10 +73,10 @@ def test_the_mode_is_in_force_to_the_last_step_and_recorded(tmp_path: Path) -> N
     def look(_: Tensor) -> None:
         in_force.append(torch.are_deterministic_algorithms_enabled())
 
-    assert train(tmp_path / "off", look).parts.determinism.settings == {}
+    assert train(tmp_path / "off", look).parts.deterministic_settings == {}
     trainer = train(tmp_path / "on", look, deterministic=True)
     assert in_force == [False, True]
-    assert trainer.parts.determinism.settings == {
+    assert trainer.parts.deterministic_settings == {
         "torch.get_deterministic_debug_mode()": 2,
         "torch.utils.deterministic.fill_uninitialized_memory": True,
         "torch.backends.cudnn.deterministic": True,
@@ -124,12 +129,13 @@ def test_what_the_mode_can_not_be_had_with_fails_by_name(
 def test_inductor_is_told_where_the_model_is_compiled() -> None:
     import torch._inductor.config as inductor
 
-    mode = DeterministicMode(Axes(batch_size=32, deterministic=True, execution="compile"))
+    axes = Axes(batch_size=32, deterministic=True, execution="compile")
+    settings = apply_deterministic_mode(axes)
     try:
-        mode.check_effect()
+        check_deterministic_mode(settings)
         inductor.deterministic = False
         with pytest.raises(NotApplied, match=r"inductor.config.deterministic is False"):
-            mode.check_effect()
+            check_deterministic_mode(settings)
     finally:
         inductor.deterministic = False
 
@@ -166,7 +172,7 @@ def test_a_scattered_sum_on_a_gpu_is_the_same_in_every_run() -> None:
     """Its atomic additions are unordered without the mode."""
     prepare_environment(DETERMINISTIC, on_gpu=True)
     device = torch.device("cuda")
-    DeterministicMode(DETERMINISTIC).check_effect()
+    check_deterministic_mode(apply_deterministic_mode(DETERMINISTIC))
     generator = torch.Generator(device).manual_seed(0)
     values = torch.randn(1_000_000, device=device, generator=generator)
     rows = torch.randint(0, 100, (1_000_000,), device=device, generator=generator)
