@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ from harness.training.state import TrainingState
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 RECOMPILE_LIMIT = "recompile limit exceeded"  # among torch's reasons to run in eager mode
 CUDA_GRAPHS = ("compile:reduce-overhead", "compile:max-autotune")  # modes that replay them on a GPU
-F = TypeVar("F", bound=Callable[..., Any])
 AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The type in which something must have been computed, by whatever means.
 REQUIRED_TYPES = AUTOCAST_TYPES | {"bf16:fsdp2": torch.bfloat16, "fp64": torch.float64}
@@ -187,11 +186,14 @@ def apply_matmul_precision(axes: Axes, device: torch.device) -> None:
     torch.backends.cudnn.allow_tf32 = use_tf32
 
 
-def under_autocast(axes: Axes, device: torch.device, function: F) -> F:
+def under_autocast(
+    axes: Axes, device: torch.device, function: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     """Return a function called under autocast, or itself where an idle context would cost time."""
     if axes.precision not in AUTOCAST_TYPES:
         return function
-    wrapped: F = torch.autocast(device.type, dtype=AUTOCAST_TYPES[axes.precision])(function)
+    dtype = AUTOCAST_TYPES[axes.precision]
+    wrapped: Callable[..., Tensor] = torch.autocast(device.type, dtype=dtype)(function)
     return wrapped
 
 

@@ -184,7 +184,7 @@ class TreeStep(TrainStep):
         ((g0 + g1) + (g2 + g3)) + ((g4 + g5) + (g6 + g7))
 
     Rank r of n computes the micro-batches r, n + r, 2n + r, ... So the ranks' gradients of one
-    micro-step are the leaves of a subtree, which the ranks sum up together (`strategies.TreeCollective`).
+    micro-step are the leaves of a subtree, which the ranks sum up together (`strategies.sum_rows`).
     Each rank then sums up the subtrees. Every element of a gradient is summed up in the same order, whichever
     bucket or shard it is in, so one process, two ranks and four compute the same bits.
 

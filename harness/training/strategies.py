@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,8 +55,6 @@ class Strategy:
     axes: Axes
     mesh: Ranks
     clock: StepClock  # gets communication that would otherwise count as forward or backward
-    # Sums up the ranks' gradients instead of the backend; set by `prepare`, if at all.
-    tree: TreeCollective | None = field(default=None, init=False)
 
     def prepare(self, model: nn.Module, workload: Workload, compiler: Compiler) -> nn.Module:
         """Return the module that training steps call: `model`, wrapped and compiled.
@@ -82,12 +80,10 @@ class Strategy:
         """Look at which parameters have gradients, before the optimizer's step; in the timed region."""
 
     def check_effect(self) -> None:
-        """Raise NotApplied if a setting did nothing in the steps so far.
+        """Raise NotApplied if the steps so far were not those of one training.
 
-        Every rank must call this, between segments. Here that is `reduction: tree`.
+        Every rank must call this, between segments.
         """
-        if self.tree is not None and not self.tree.calls:
-            raise NotApplied("reduction=tree had no effect: nothing was summed up by it")
 
     def before_evaluation(self, model: nn.Module) -> None:
         """Make sure that all ranks evaluate the same model.
@@ -131,8 +127,7 @@ class DDP(Strategy):
         # Shares a bucket of gradients, in place of DDP itself.
         hook: Callable[..., Any] | None = None
         if axes.reduction == "tree":
-            self.tree = TreeCollective()
-            hook = self.tree.all_reduce
+            hook = all_reduce_as_tree
         if axes.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -180,18 +175,16 @@ class FSDP2(Strategy):
         self._parameters = list(model.parameters())  # the shards
         # On GPUs, collectives overlap with computing, so the time in them is not lost.
         timed_by = self.clock if self.mesh.device.type == "cpu" else None
-        collective: Callable[..., Any] = reduce_scatter
-        if self.axes.reduction == "tree":
-            self.tree = TreeCollective()
-            collective = self.tree.reduce_scatter
+        is_tree = self.axes.reduction == "tree"
+        collective: Callable[..., Any] = reduce_scatter_as_tree if is_tree else reduce_scatter
         gather = ShardCollective(all_gather_single, timed_by)
         reduce = ShardCollective(collective, timed_by)
         for module in self._sharded:
             if timed_by is not None:
                 module.set_custom_all_gather(gather)
-            if timed_by is not None or self.tree is not None:
+            if timed_by is not None or is_tree:
                 module.set_custom_reduce_scatter(reduce)
-            if self.tree is not None and self.axes.precision == "fp64":
+            if is_tree and self.axes.precision == "fp64":
                 # The collective divides fp32 and bf16, if it does, and FSDP2 itself other types.
                 module.set_gradient_divide_factor(1.0)
         return training_module
@@ -238,7 +231,6 @@ class FSDP2(Strategy):
 
         FSDP2 adds up what has a gradient at each rank, whichever parameter it is of.
         """
-        super().check_effect()
         # Of opposite signs, so that the smallest are opposite too if all are equal.
         smallest, opposite = all_reduce_min(self._gradients, -self._gradients)
         if smallest != -opposite:
@@ -264,35 +256,29 @@ def sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
-class TreeCollective:
-    """Sums up the gradients of all ranks as a tree, as DDP and FSDP2 want it."""
+def reduce_scatter_as_tree(
+    output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
+) -> None:
+    """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks, for FSDP2.
 
-    calls = 0  # buckets or groups of parameters that were summed up
+    `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
+    divided, whatever FSDP2 asks for: the training step does that.
+    """
+    received = torch.empty_like(input_tensor)
+    dist.all_to_all_single(received, input_tensor, group=group)
+    output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
 
-    def reduce_scatter(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **_: object
-    ) -> None:
-        """Fill `output_tensor`, shape (share,), with this rank's share of the sum of all ranks.
 
-        `input_tensor` has the shape (ranks * share,); its r-th share is for rank r. The sum is not
-        divided, whatever FSDP2 asks for: the training step does that.
-        """
-        self.calls += 1
-        received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
-        output_tensor.copy_(sum_rows(received.view(group.size(), -1)))
+def all_reduce_as_tree(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
+    """Return a future that is done, with the sum of all ranks' buckets of DDP.
 
-    def all_reduce(self, group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
-        """Return a future that is done, with the sum of all ranks' buckets of DDP.
-
-        Each rank gathers those of all ranks, and sums them up itself.
-        """
-        self.calls += 1
-        flat = bucket.buffer()
-        gathered = flat.new_empty(group.size() * len(flat))
-        all_gather_single(gathered, flat, group=group)
-        flat.copy_(sum_rows(gathered.view(group.size(), -1)))
-        devices = [flat.device] if flat.is_cuda else None
-        future: Future[Tensor] = Future(devices=devices)
-        future.set_result(flat)
-        return future
+    Each rank gathers those of all ranks, and sums them up itself.
+    """
+    flat = bucket.buffer()
+    gathered = flat.new_empty(group.size() * len(flat))
+    all_gather_single(gathered, flat, group=group)
+    flat.copy_(sum_rows(gathered.view(group.size(), -1)))
+    devices = [flat.device] if flat.is_cuda else None
+    future: Future[Tensor] = Future(devices=devices)
+    future.set_result(flat)
+    return future

@@ -31,6 +31,7 @@ ARRANGEMENTS: list[tuple[str, int, float | None]] = [
     ("single", 1, None),
     ("ddp", 2, None),
     ("ddp", 4, 0.01),
+    ("fsdp2", 1, None),
     ("fsdp2", 2, None),
     ("fsdp2", 4, None),
 ]

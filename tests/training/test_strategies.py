@@ -54,3 +54,17 @@ def test_a_new_strategy_needs_only_its_class_and_an_entry(
         trainer.run()
         digests.add(digest_of(trainer))
     assert len(digests) == 1
+
+
+@pytest.mark.usefixtures("process_group_of_one")
+def test_a_tree_over_micro_batches_of_one_rank_is_the_same_under_each_strategy(
+    tmp_path: Path,
+) -> None:
+    """FSDP2 calls no collective then."""
+    digests = set()
+    for name in ("single", "ddp", "fsdp2"):
+        assignment = make_assignment(steps=4, strategy=name, reduction="tree", grad_accum_steps=2)
+        trainer = make_trainer(assignment, LineFit(Options(), Settings()), tmp_path / name)
+        trainer.run()
+        digests.add(digest_of(trainer))
+    assert len(digests) == 1
