@@ -95,7 +95,7 @@ class Compiler:
     axes: Axes
     cold_cache: Path  # a folder of this rank's own: emptied, and used if the axes ask for it
     state: TrainingState  # says that the rank is in no step while it compiles
-    seconds: float = 0.0  # spent compiling, so far
+    seconds: float = 0.0  # spent compiling, that nobody has accounted for yet
     recompiles: int = 0
 
     def __post_init__(self) -> None:

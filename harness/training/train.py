@@ -107,7 +107,7 @@ class Trainer:
             self.checkpointer.resume(self.state)
         self.segment_steps = 1  # of the next segment; more once it is known how long a step takes
         self._longest_segment = 0.0  # in seconds
-        self._counted_compile_seconds = parts.compiler.seconds  # that are in the phases already
+        parts.compiler.seconds = 0.0  # those until now are of the phase "build"
         # That workers may have fetched before they are asked for; none without workers.
         self._batches_ahead = parts.axes.num_workers * parts.axes.loader_prefetch_factor
 
@@ -275,9 +275,8 @@ class Trainer:
         state.add_steps({"loss": segment.losses, "seconds": times.steps} | times.phases)
         # torch.compile works inside a step, the first or one with another shape, and counts as its
         # own phase.
-        compiled_so_far = self.parts.compiler.seconds
-        compile_seconds = compiled_so_far - self._counted_compile_seconds
-        self._counted_compile_seconds = compiled_so_far
+        compiler = self.parts.compiler
+        compile_seconds, compiler.seconds = compiler.seconds, 0.0
         if compile_seconds:
             state.add_seconds("compile", compile_seconds)
         seconds = segment.seconds - compile_seconds
