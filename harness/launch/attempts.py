@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from harness.core.errors import BadInput, HarnessError, Interrupted
-from harness.core.paths import TrialFolder
+from harness.core.paths import TrialFolder, remove_temporary_files
 from harness.records.files import read_record, read_record_if_exists
 from harness.records.record import PEER_FAILURES, Failure, Record
 
@@ -59,6 +59,7 @@ def end_attempt(folder: TrialFolder, record: Record) -> None:
 
     A process that is killed meanwhile leaves some of it, so this may be called again.
     """
+    remove_temporary_files(folder.attempt_path)
     results = list(folder.attempt_path.glob("rank*.*"))
     results += [folder.progress_path, folder.failures_path]
     for path in results:

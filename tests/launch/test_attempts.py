@@ -10,7 +10,7 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.paths import TrialFolder
-from harness.launch.attempts import begin_attempt, failures_before, runs_again
+from harness.launch.attempts import begin_attempt, end_attempt, failures_before, runs_again
 from harness.records.assignment import Assignment, write_assignment
 from harness.records.files import write_record
 from harness.records.record import Failure, RunSettings, Status
@@ -70,6 +70,13 @@ def test_a_compilers_cache_goes_with_the_attempt_that_has_died(tmp_path: Path) -
     cache.mkdir()
     begin_attempt(killed, fresh=False)
     assert not cache.exists()
+
+
+def test_a_result_that_a_killed_rank_was_writing_goes_with_the_attempt(tmp_path: Path) -> None:
+    folder = begin_attempt(TrialFolder(tmp_path), fresh=False)
+    (folder.attempt_path / ".rank0.json.x7b_k2q1").touch()
+    end_attempt(folder, make_record())
+    assert not list(folder.attempt_path.iterdir())
 
 
 def test_two_jobs_never_begin_the_same_attempt(tmp_path: Path) -> None:
