@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from harness.core.errors import HarnessError
-from harness.core.packages import installed_version
 from harness.core.paths import TrialFolder, write_atomically
 from harness.export.calls import Inputs, TrainedModel, probe_calls
 from harness.export.models import EXPORTERS, Served
@@ -30,7 +29,7 @@ from harness.export.record import (
     TrialExport,
 )
 from harness.records.assignment import Assignment
-from harness.records.environment import describe_hardware
+from harness.records.environment import describe_hardware, describe_packages
 from harness.records.format import sealed_text
 from harness.records.record import RankResult
 from harness.training.checkpoint import SEAL_FILE, WEIGHTS_FILE, load_best, read_seal
@@ -41,7 +40,7 @@ from harness.training.ranks import Ranks, seed_everything
 from harness.training.state import TrainingState
 from workloads.base import Workload, load_splits
 
-PACKAGES = ("torch", "onnx", "onnxruntime")
+PACKAGES = ("onnx", "onnxruntime")  # whose versions count too
 BATCHES = 16  # different ones of the test set that calls go through
 WARMUP = 20  # calls that don't count
 CALLS = 200  # that do, at each batch size
@@ -133,18 +132,8 @@ def _export_to(
         latencies=latencies,
         threads=axes.num_threads,
         processor=processor,
-        packages=_package_versions(),
+        packages=describe_packages(PACKAGES),
     )
-
-
-def _package_versions() -> dict[str, str]:
-    """Return the versions of those of PACKAGES that are installed."""
-    versions = {}
-    for package in PACKAGES:
-        version = installed_version(package)
-        if version:
-            versions[package] = version
-    return versions
 
 
 def time_calls(served: Served, trained: TrainedModel, batch_size: int) -> Latency:

@@ -29,6 +29,7 @@ from harness.training.digests import (
     Named,
     add_tensor,
     dense_copy,
+    full_tensor,
     named_tensors,
     random_states,
     workload_state,
@@ -132,7 +133,7 @@ class Recorder(Hooks):
         """Write the marks of a moment; sharded tensors are gathered, one at a time, as they may not fit."""
         marks = []
         for name, tensor in tensors:
-            marks.append(self._mark(phase, name, tensor))
+            marks.append(self._mark(phase, name, full_tensor(tensor)))
         self._write_marks(marks)
 
     def _write_marks(self, marks: Sequence[Mark]) -> None:

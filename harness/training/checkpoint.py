@@ -188,15 +188,14 @@ class Checkpointer:
         content: State = {"saved": saved, "state": state.to_dict()}
         self._unsaved = find_changes(self._before_training, describe_unsaved(self._parts))
         # What ranks have together: each all of it, or its shards.
-        shared = {
-            "model": self._parts.model.state_dict(),
-            "optimizer": self._step.optimizer.state_dict(),
-        }
+        model = self._parts.model.state_dict()
+        shared = {"model": model, "optimizer": self._step.optimizer.state_dict()}
         # A writer that has not ended still needs its copies.
         self._memory = iter(() if self._writer.is_alive() else self._copies)
         self._copies = []
         try:
-            content |= plain_copy(self._own_state(), "checkpoint", self._copy)
+            own = {**self._own_state(), "extra": _extra_state(model)}
+            content |= plain_copy(own, "checkpoint", self._copy)
             content["shared"] = plain_copy(shared, "checkpoint", self._copy_rows)
         except NotApplied as error:
             self._unsaved = str(error)
@@ -231,8 +230,7 @@ class Checkpointer:
             "scaler": step.scaler.grad_scaler.state_dict(),
             "skipped": step.scaler.skipped_steps,
         }
-        # Each rank may have its own of both; buffers that are in no state dict count too.
-        content["extra"] = _extra_state(model)
+        # Each rank may have its own, and those that are in no state dict count too.
         content["buffers"] = dict(model.named_buffers())
         content["modes"] = {name: module.training for name, module in model.named_modules()}
         trained = [name for name, tensor in model.named_parameters() if tensor.requires_grad]
@@ -386,9 +384,10 @@ class Checkpointer:
         return sorted((int(path.name.removeprefix("step-")) for path in folders), reverse=True)
 
 
-def _extra_state(model: nn.Module) -> State:
-    """Return what modules save with get_extra_state(), by its names in the state dict."""
-    state = model.state_dict()
+def _extra_state(state: State) -> State:
+    """Return what of a model's state dict is from get_extra_state() of modules, which each rank may have
+    its own of.
+    """
     return {name: state[name] for name in state if name.endswith(EXTRA)}
 
 
@@ -449,10 +448,11 @@ def save_best(parts: TrialParts, state: TrainingState) -> str | None:
     Returns rank 0's path of them, relative to the trial's folder. What can't be written costs a line
     and no trial.
     """
+    state_dict = parts.model.state_dict()
     tensors = dict(parts.model.named_buffers())  # those that are in no state dict count too
-    rest = {"workload": workload_state(parts.workload), "extra": _extra_state(parts.model)}
+    rest = {"workload": workload_state(parts.workload), "extra": _extra_state(state_dict)}
     weights: dict[str, Tensor] = {}
-    for name, value in {**tensors, **parts.model.state_dict()}.items():
+    for name, value in {**tensors, **state_dict}.items():
         if name in rest["extra"]:
             continue
         copy = dense_copy(value)
